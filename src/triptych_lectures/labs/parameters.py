@@ -13,7 +13,7 @@ from triptych.errors import InputError
 from triptych.files import tables_of
 from triptych.page import TableSection
 
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .pretrained import decoder
 from .small_models import curve
 
@@ -38,7 +38,7 @@ class ParametersLab(Lab):
     )
     seeds = 1
 
-    hidden: tuple[int, ...] = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
+    hidden: Ints = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
 
     def run(self, setup: Setup) -> LabResult:
         qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))

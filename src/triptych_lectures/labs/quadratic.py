@@ -25,7 +25,7 @@ from triptych.page import Facts, Section, TableSection
 from triptych.spec import block_sparse, causal, window
 
 from .counting import peak_bytes, products, shortest_seconds
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
@@ -44,11 +44,11 @@ class QuadraticLab(Lab):
         " attention that should be exact differs from the definition."
     )
 
-    lengths: tuple[int, ...] = size(
+    lengths: Ints = size(
         (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
     )
-    short: tuple[int, ...] = size((128, 512), "first and last T where a layer's exponent is fitted while small")
-    long: tuple[int, ...] = size((2048, 8192), "first and last T where the other exponents are fitted")
+    short: Ints = size((128, 512), "first and last T where a layer's exponent is fitted while small")
+    long: Ints = size((2048, 8192), "first and last T where the other exponents are fitted")
     heads: int = size(2, "heads")
     width: int = size(64, "head width")
     window: int = size(128, "keys that a window sees")

@@ -28,7 +28,7 @@ from .generated_tasks import (
     multiply_queries_and_keys,
     trained_head,
 )
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, size
 
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 
@@ -106,7 +106,7 @@ class TrainedScaleLab(ReadingLab):
         " help, large scores at the beginning would not be the reason."
     )
 
-    widths: tuple[int, ...] = size(
+    widths: Ints = size(
         (4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order", values=2, ascending=True
     )
     length: int = size(32, "symbols of a row, more than `back`", least=2)
@@ -170,7 +170,7 @@ class TrainedScoresLab(ReadingLab):
         " stayed behind the additive score, the division would not be what makes up for the difference."
     )
 
-    widths: tuple[int, ...] = size(
+    widths: Ints = size(
         (16, 2048),
         "d, the widths of queries and keys, in ascending order",
         values=2,
