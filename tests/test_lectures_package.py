@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,13 @@ def test_both_packages_and_all_their_folders_are_in_the_wheel() -> None:
     assert {".".join(folder.parts) for folder in folders} == packages
 
 
-def test_the_lectures_need_no_files_but_python() -> None:
-    """Other files would have to be named in pyproject.toml."""
-    files = (path for path in (ROOT / "src" / "triptych_lectures").rglob("*") if path.is_file())
-    assert {path.suffix for path in files if "__pycache__" not in path.parts} == {".py"}
+def test_the_files_of_the_lectures_that_are_not_python_are_in_the_wheel() -> None:
+    folder = ROOT / "src" / "triptych_lectures"
+    files = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".py"}
+    listed = PROJECT["tool"]["setuptools"]["package-data"]["triptych_lectures"]
+    assert {path for path in files if "__pycache__" not in path.parts} == {
+        *chain.from_iterable(map(folder.glob, listed))
+    }
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -50,7 +50,8 @@ def _code(text: str) -> bytes:
 
 
 def sources(*modules: str, src: Path = SRC) -> set[Path]:
-    """The files of `modules` and of all that they import.  Raises FileNotFoundError for a module without a file."""
+    """The files of `modules` and of all that they import, and the tables that stand beside these in TOML.  Raises
+    FileNotFoundError for a module without a file."""
     files: set[Path] = set()
     waiting = [*modules]
     while waiting:
@@ -60,7 +61,7 @@ def sources(*modules: str, src: Path = SRC) -> set[Path]:
             raise FileNotFoundError(f"no file under {src} holds the module {module}")
         if path in files:
             continue
-        files.add(path)
+        files |= {file for file in (path, path.with_suffix(".toml")) if file.is_file()}
         waiting += imported(module, src)
         if module == FAMILIES:
             waiting += [f"triptych.families.{file.stem}" for file in path.parent.glob("[!_]*.py")]

@@ -1,10 +1,13 @@
-"""Reading files that may be anything: a pipe, a device, a link in a circle, or far larger than they should be."""
+"""Reading files that may be anything: a pipe, a device, a link in a circle, or far larger than they should be; and the
+tables of this package's own modules."""
 
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from triptych.errors import InputError, TriptychError, shown
 
@@ -53,3 +56,8 @@ def writable_name(path: str | Path) -> str:
     if re.search(r"[\x01-\x1f\x7f]", text) or os.path.basename(text).isspace():
         raise InputError(f"{shown(text)} has a name that cannot be read on a screen; give another path")
     return text
+
+
+def tables_of(module: str | Path) -> dict[str, Any]:
+    """What stands in TOML beside the file of a module, under its name."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text("utf-8"))

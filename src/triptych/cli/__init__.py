@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from triptych.cli.failure import guarded
+from .failure import guarded
 
 NARROW = 72  # columns; in a narrower terminal the boxes of the help cut off names of options
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def run() -> object:
-        from triptych.cli.app import app
+        from .app import app
 
         app.rich_markup_mode = None if shutil.get_terminal_size().columns < NARROW else "markdown"
         return app(arguments or ["--help"], prog_name="triptych", standalone_mode=False)

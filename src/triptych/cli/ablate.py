@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.patch import MetricOption, answers_of
+from . import options, screen
+from .patch import MetricOption, answers_of
 
 if TYPE_CHECKING:
     from triptych.probe import Ablations
@@ -59,8 +59,9 @@ def ablate(
     if reference and kind == "zero":
         raise typer.BadParameter("--reference is for --kind mean or resample")
     answers = answers_of(answer, other)
-    from triptych.cli.loading import load_measured, read_texts
     from triptych.probe.sites import typed_head
+
+    from .loading import load_measured, read_texts
 
     rows = read_texts(texts)
     model = load_measured(checkpoint)

@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
-from triptych.cli import (
+from triptych.errors import MissingExecutableError
+
+from . import (
     ablate,
     bench,
     chat,
@@ -32,7 +34,6 @@ from triptych.cli import (
     transcribe,
     writing,
 )  # fmt: skip
-from triptych.errors import MissingExecutableError
 
 app = typer.Typer(
     add_completion=False,

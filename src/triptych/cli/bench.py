@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.screen import mib
+from . import options, screen
+from .screen import mib
 
 if TYPE_CHECKING:
     from triptych.measure import BenchReport

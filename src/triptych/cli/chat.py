@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from triptych.cli import options, screen
-from triptych.cli.failure import describe_error, print_error
-from triptych.cli.loading import check_generates, decode_stdin, load_draft, load_model
 from triptych.errors import InputError, TextError
+
+from . import options, screen
+from .failure import describe_error, print_error
+from .loading import check_generates, decode_stdin, load_draft, load_model
 
 if TYPE_CHECKING:
     from triptych.generate import Engine

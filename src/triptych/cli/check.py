@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from triptych.cli import options, screen
+from . import options, screen
 
 if TYPE_CHECKING:
     from triptych.check import Report

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from triptych.cli import options, screen
-from triptych.cli.loading import base_header, load_model
+from . import options, screen
+from .loading import base_header, load_model
 
 
 def convert(

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.loading import header_of
-from triptych.cli.options import argument
-from triptych.cli.screen import mib
 from triptych.families.named_configs import NAMED
+
+from . import options, screen
+from .loading import header_of
+from .options import argument
+from .screen import mib
 
 if TYPE_CHECKING:
     from triptych.checkpoints.header import Header

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from triptych.cli import options, screen
-from triptych.cli.screen import mib
+from . import options, screen
+from .screen import mib
 
 # Optional packages and what they are for.
 EXTRAS = {

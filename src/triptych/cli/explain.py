@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.options import argument
+from . import options, screen
+from .options import argument
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -67,7 +67,8 @@ def explain(
         raise typer.BadParameter("give MODEL and TEXT, --example NAME, or --playground FILE")
     else:
         from triptych import explain as walks
-        from triptych.cli.loading import load_measured
+
+        from .loading import load_measured
 
         # In half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5.
         opened = load_measured(options.Checkpoint(

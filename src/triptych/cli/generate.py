@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
+from . import options, screen
+from .loading import check_generates, load_draft, load_model, read_texts
 
 if TYPE_CHECKING:
     from triptych.generate import QueueProgress

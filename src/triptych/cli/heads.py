@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.screen import plain
 from triptych.errors import counted
+
+from . import options, screen
+from .screen import plain
 
 if TYPE_CHECKING:
     from triptych.probe import HeadTable, LinkTable
@@ -40,7 +41,7 @@ def heads(
     """
     screen.check_suffix(save)
     words = _words(link, text, target, texts, save)
-    from triptych.cli.loading import load_measured, read_texts
+    from .loading import load_measured, read_texts
 
     rows = read_texts(texts) if texts else None
     model = load_measured(checkpoint)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.loading import base_header, base_of, check_file, header_of, load_measured
-from triptych.cli.screen import mib, plain, shape
 from triptych.errors import InputError
+
+from . import options, screen
+from .loading import base_header, base_of, check_file, header_of, load_measured
+from .screen import mib, plain, shape
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.patch import answers_of
+from . import options, screen
+from .patch import answers_of
 
 if TYPE_CHECKING:
     from triptych.probe import Lens, LogitAttribution
@@ -50,7 +50,7 @@ def lens(
     if attribution and stack is not None:
         raise typer.BadParameter("--attribution reads the stack under the head; leave out --stack")
     answers = answers_of(answer, other)
-    from triptych.cli.loading import load_measured
+    from .loading import load_measured
 
     model = load_measured(checkpoint)
     model.check_words("lens")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
-from triptych.cli.options import Checkpoint
-from triptych.cli.options import path as path_of
-from triptych.cli.screen import check_suffix, note, waiting
 from triptych.errors import InputError
 from triptych.files import read_regular
+
+from .options import Checkpoint
+from .options import path as path_of
+from .screen import check_suffix, note, waiting
 
 if TYPE_CHECKING:
     from triptych.checkpoints.header import Header

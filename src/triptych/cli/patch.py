@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from triptych.cli import options, screen
+from . import options, screen
 
 if TYPE_CHECKING:
     from triptych.probe import PatchGrid
@@ -72,7 +72,7 @@ def patch(
         raise typer.BadParameter(f"--path patches what heads tell other heads; leave out {unfit[0]}")
     if path is not None and (path.count(":") != 1 or not all(path.split(":"))):
         raise typer.BadParameter(f"--path {path} must be heads that give and heads that read, as in L0H1,L0H2:L1H4.k")
-    from triptych.cli.loading import load_measured
+    from .loading import load_measured
 
     model = load_measured(checkpoint)
     model.check_words("patch")

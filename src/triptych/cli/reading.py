@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.loading import load_model, read_texts
+from . import options, screen
+from .loading import load_model, read_texts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.loading import check_file, load_model
 from triptych.errors import InputError
+
+from . import options, screen
+from .loading import check_file, load_model
 
 if TYPE_CHECKING:
     from triptych.tasks import SearchResult

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import BadParameter, Exit, Option
 
-from triptych.cli import options, screen
-from triptych.cli.failure import ReportedExit
-from triptych.cli.training_progress import TrainingProgress, batch_row, held_out, show_batch
 from triptych.errors import ConfigError, counted, nearest
+
+from . import options, screen
+from .failure import ReportedExit
+from .training_progress import TrainingProgress, batch_row, held_out, show_batch
 
 if TYPE_CHECKING:
     from triptych.train import Event, Job, Recipe, Score, Trainer

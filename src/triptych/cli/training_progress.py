@@ -10,8 +10,9 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from triptych.cli import screen
 from triptych.errors import counted
+
+from . import screen
 
 if TYPE_CHECKING:
     from triptych.train import Event, ShownRow

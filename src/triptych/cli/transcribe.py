@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.loading import load_model
+from . import options, screen
+from .loading import load_model
 
 if TYPE_CHECKING:
     from triptych.tasks import Segment

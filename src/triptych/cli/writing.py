@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triptych.cli import options, screen
-from triptych.cli.loading import load_model, read_document, read_texts
 from triptych.errors import InputError
+
+from . import options, screen
+from .loading import load_model, read_document, read_texts
 
 if TYPE_CHECKING:
     from triptych.model import Model

@@ -1,52 +1,25 @@
 """The labels of boxes in the drawing of a model and on the live page: titles, descriptions, equations and shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
+from typing import Any
 
 from triptych import ops
-from triptych.draw.graph import EMBED, START, Box
+from triptych.files import tables_of
 from triptych.program import Program
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
 
+from .graph import EMBED, START, Box
+
 Words = tuple[str, str]
 
 MOST_HEADS = 128  # that are drawn as squares
-_CLASSES = {
-    **dict.fromkeys(("linear", "conv1d", "patches", "experts", "embedding", "module"), "linear"),
-    **dict.fromkeys(("layer_norm", "rms_norm", "scale", "l2_normalize"), "norm"),
-    **dict.fromkeys(("scores", "softmax", "mix", "pool"), "core"),
-    **dict.fromkeys(("relu", "silu", "gelu", "tanh", "softcap", "multiply"), "act"),
-    "add": "value",
-}
-_POOLS = {"first": "the first token", "last": "the last token", "mean": "the mean of the tokens"}
-_HEADS_JOINED = "Joins the heads' results and brings them back to the width of the stream."
-LINEAR: dict[str, Words] = {
-    "q": ("Queries", "Its vector times the query matrix, split into heads; compared with the keys."),
-    "k": ("Keys", "Each token's vector times the key matrix, split into heads; compared with queries."),
-    "v": ("Values", "Each token's vector times the value matrix, split into heads; averaged by the weights."),
-    "attn.out": ("Output projection", _HEADS_JOINED),
-    "cross.out": ("Output projection", _HEADS_JOINED),
-    "gate": ("Gate", "One number for every neuron, by which the neuron's value is multiplied after the activation."),
-    "up": ("Up projection", "Maps each vector to one number for every neuron of the MLP."),
-    "mlp.out": ("Down projection", "Maps the neurons back to the width of the residual stream."),
-    "router": ("Router", "Scores the experts; each token is computed by those with the best scores."),
-    "logits": (
-        "Unembedding", "Compares the vector with every token of the vocabulary: one number, a logit, for each."
-    ),
-}  # fmt: skip
-PARTS: dict[str, tuple[str, str, str]] = {
-    "scores": (
-        "Scores", "The dot product of this token's query with every key it may see, scaled; then the position's bias "
-        "and the mask.", "scale · q kᵀ (+ bias), masked",
-    ),
-    "softmax": (
-        "Softmax", "Turns the scores of each row into weights that are positive and sum to 1.",
-        "exp(score) / Σ exp(score)",
-    ),
-    "mix": ("Weighted sum", "Adds up the values of the tokens, each times its weight.", "Σ weight · v"),
-}  # fmt: skip
+_TEXTS: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
+_CLASSES: Mapping[str, str] = {kind: name for name, kinds in _TEXTS["classes"].items() for kind in kinds}
+LINEAR: Mapping[str, Words] = {leaf: (title, does) for leaf, (title, does) in _TEXTS["linear"].items()}
+PARTS: Mapping[str, Sequence[str]] = _TEXTS["parts"]
 _STACKS = {"encode": "encoder.", "decode": "decoder.", "cross_kv": "decoder.", "unembed": "head."}
 
 
@@ -72,7 +45,7 @@ def words_of(box: Box) -> Words:
     """The title of a box, and what it does."""
     site, weight = box.site or "", box.step.weights.get("weight", "")
     if box.part is not None:
-        return PARTS[box.part][:2]
+        return PARTS[box.part][0], PARTS[box.part][1]
     if box.kind == "module":
         return "Module", f"{box.step.attributes['module']} runs as a module."
     operation = ops.OPERATIONS[box.kind]
@@ -198,7 +171,7 @@ class Describer:
                 kept = "weights divided by their sum" if how["normalize"] else "weights as the router gives them"
                 return [f"{how['top_k']} of {how['count']}, each {up[1]:,} → {up[0]:,} → {up[1]:,}", kept]
             case "pool":
-                return [_POOLS[how["mode"]]]
+                return [_TEXTS["pools"][how["mode"]]]
             case "t5_bias":
                 return [f"{weights['weight'][0]} buckets of distance up to {how['max_distance']}"]
             case "alibi_bias":

@@ -10,14 +10,15 @@ from math import prod
 from pathlib import Path
 
 from triptych.arguments import checked
-from triptych.draw.details import Describer, Details
-from triptych.draw.graph import END, START, Box, boxes_of
-from triptych.draw.paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width
 from triptych.errors import TriptychError, shown
 from triptych.files import writable_name
 from triptych.program.kind_programs import KindProgram, lower_kinds
 from triptych.spec import ModelSpec
 from triptych.spec.masks import mask_text
+
+from .details import Describer, Details
+from .graph import END, START, Box, boxes_of
+from .paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width
 
 MARGIN = 24.0
 TITLE = 58.0  # height of the title and the line below it

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from triptych.draw.details import Details
-from triptych.draw.graph import START, Arrow, Box
+from .details import Details
+from .graph import START, Arrow, Box
 
 FONT = 12.0  # of all texts but the title
 LINE = 16.0  # from one line of a text to the next

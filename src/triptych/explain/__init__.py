@@ -3,9 +3,9 @@
 Which steps there are, their order and their equations come from the program of the model (`triptych.program`).
 """
 
-from triptych.explain.decoding import explain_cache
-from triptych.explain.examples import EXAMPLES, worked
-from triptych.explain.forward_steps import explain
-from triptych.explain.steps import TOLERANCE, ShownTensor, Walk, WalkStep
+from .decoding import explain_cache
+from .examples import EXAMPLES, worked
+from .forward_steps import explain
+from .steps import TOLERANCE, ShownTensor, Walk, WalkStep
 
 __all__ = ["EXAMPLES", "TOLERANCE", "ShownTensor", "Walk", "WalkStep", "explain", "explain_cache", "worked"]

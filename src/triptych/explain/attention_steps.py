@@ -16,12 +16,13 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import alibi_slopes, attend_reference, attention_pattern, attention_scores, t5_bucket
-from triptych.explain import reference_ops
-from triptych.explain.expressions import AppliedOp, equation
-from triptych.explain.stack_run import StackRun
-from triptych.explain.steps import PrintedTensors, ShownTensor, WalkStep
 from triptych.spec import Mask, full
 from triptych.spec.masks import Full, Points, mask_text
+
+from . import reference_ops
+from .expressions import AppliedOp, equation
+from .stack_run import StackRun
+from .steps import PrintedTensors, ShownTensor, WalkStep
 
 
 @dataclass(kw_only=True)

@@ -8,16 +8,17 @@ from torch import Tensor
 
 from triptych.count import count, visible
 from triptych.errors import InputError
-from triptych.explain.forward_steps import checked, facts
-from triptych.explain.from_program import OUT, StepBuilder
-from triptych.explain.stack_run import StackRun
-from triptych.explain.steps import PrintedTensors, ShownTensor, Walk, WalkStep
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import Plan, Session
 from triptych.probe.prompts import name_tokens
 from triptych.program import lower
 from triptych.spec import AttentionSpec, LMHeadSpec
+
+from .forward_steps import checked, facts
+from .from_program import OUT, StepBuilder
+from .stack_run import StackRun
+from .steps import PrintedTensors, ShownTensor, Walk, WalkStep
 
 BEFORE, COST = "Before this step", "What it costs"
 

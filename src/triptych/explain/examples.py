@@ -18,12 +18,13 @@ from triptych.arguments import checked
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.errors import InputError, nearest
-from triptych.explain import examples_by_hand, reference_ops
-from triptych.explain.examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrices, printed_step
-from triptych.explain.forward_steps import explain
-from triptych.explain.steps import PrintedTensors, ShownTensor, Walk, WalkStep
 from triptych.families.named_configs import NAMED
 from triptych.model import Model
+
+from . import examples_by_hand, reference_ops
+from .examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrices, printed_step
+from .forward_steps import explain
+from .steps import PrintedTensors, ShownTensor, Walk, WalkStep
 
 QWEN3_4B = dict(NAMED["qwen3-4b"])
 

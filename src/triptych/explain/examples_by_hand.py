@@ -12,9 +12,10 @@ from torch import Tensor
 
 from triptych import spec
 from triptych.attention import attention_pattern
-from triptych.explain import reference_ops
-from triptych.explain.attention_steps import AttentionSteps, additive_mask
-from triptych.explain.steps import PrintedTensors, ShownTensor, WalkStep, number
+
+from . import reference_ops
+from .attention_steps import AttentionSteps, additive_mask
+from .steps import PrintedTensors, ShownTensor, WalkStep, number
 
 INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
 Example = tuple[list[WalkStep], str]

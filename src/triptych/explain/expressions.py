@@ -12,9 +12,10 @@ from itertools import product
 from torch import Tensor
 
 from triptych import ops
-from triptych.explain.reference_ops import run
-from triptych.explain.steps import PrintedTensors
 from triptych.program import Entry, Instruction
+
+from .reference_ops import run
+from .steps import PrintedTensors
 
 NORMS = ("layer_norm", "rms_norm")
 BENDS = ("relu", "gelu", "silu", "tanh")

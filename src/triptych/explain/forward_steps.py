@@ -12,11 +12,6 @@ from torch import Tensor
 
 from triptych import arguments
 from triptych.errors import InputError
-from triptych.explain import reference_ops
-from triptych.explain.expressions import AppliedOp, computed, evaluate, formula
-from triptych.explain.from_program import OUT, StepBuilder
-from triptych.explain.stack_run import StackRun
-from triptych.explain.steps import PrintedTensors, ShownTensor, Walk, WalkStep
 from triptych.model import Model
 from triptych.probe.prompts import name_tokens
 from triptych.program import Instruction, lower
@@ -29,6 +24,12 @@ from triptych.spec import (
     SpanHeadSpec,
     TokenHeadSpec,
 )
+
+from . import reference_ops
+from .expressions import AppliedOp, computed, evaluate, formula
+from .from_program import OUT, StepBuilder
+from .stack_run import StackRun
+from .steps import PrintedTensors, ShownTensor, Walk, WalkStep
 
 WRITTEN = 6  # tokens an encoder-decoder generates; the last of them is explained
 TOP = 8  # candidates printed

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
-from triptych.explain import reference_ops, step_texts
-from triptych.explain.attention_steps import AttentionSteps, position_bias
-from triptych.explain.expressions import (
+from triptych.program import Entry, Instruction
+from triptych.spec.masks import Full
+
+from . import reference_ops, step_texts
+from .attention_steps import AttentionSteps, position_bias
+from .expressions import (
     AppliedOp,
     ComputedValue,
     computed,
@@ -19,10 +22,8 @@ from triptych.explain.expressions import (
     formula,
     parameter_symbol,
 )
-from triptych.explain.stack_run import StackRun
-from triptych.explain.steps import PrintedTensors, ShownTensor, WalkStep, exact
-from triptych.program import Entry, Instruction
-from triptych.spec.masks import Full
+from .stack_run import StackRun
+from .steps import PrintedTensors, ShownTensor, WalkStep, exact
 
 OUT = "Text out"  # the last part of every walk
 CONSTANTS = ("embedding", "rotation_cos", "rotation_sin", "sinusoids")  # printed as what they give these tokens

@@ -1,9 +1,10 @@
 """Offline pages: the steps of a forward, and attention of matrices that the reader edits, without a model."""
 
 from triptych.attention import attention_pattern
-from triptych.explain.examples import worked
-from triptych.explain.steps import ShownTensor, Walk, name_of, number
 from triptych.page import Facts, Grid, PlaygroundSection, Prose, Section, StepsSection, Unfolding, render
+
+from .examples import worked
+from .steps import ShownTensor, Walk, name_of, number
 
 #: The lectures' worked examples (`triptych explain --example`) that give or compute Q, K and V of a printable size.
 EXAMPLES = ("L2.example-1", "L2.1", "L0.2.6", "L4.12.3", "L4.15")

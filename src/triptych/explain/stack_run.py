@@ -12,11 +12,12 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import InputError
-from triptych.explain.steps import ShownTensor
 from triptych.model import Model
 from triptych.probe import Trace
 from triptych.probe.prompts import name_tokens
 from triptych.program import Instruction, Program, interpret_value
+
+from .steps import ShownTensor
 
 PORTS = ("scores", "pattern")
 

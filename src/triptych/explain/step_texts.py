@@ -1,44 +1,19 @@
 """Letters, titles and explanations for a reader, by the sites and operations of a step; those of
-attention's own steps stand with their numbers in `attention_steps.py`."""
+attention's own steps stand with their numbers in `attention_steps.py`.  Fixed ones are in `step_texts.toml`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from triptych.explain.expressions import BENDS, NORMS, ComputedValue
-from triptych.explain.steps import ShownTensor
+from triptych.files import tables_of
 
-SYMBOLS = {
-    "in": "h", "q_rot": "q", "k_rot": "k", "gate": "g", "up": "u", "act": "a", "router": "r", "out": "o", "final": "h",
-    "resid_mid": "x", "resid_post": "x", "embed": "x", "q": "q", "k": "k", "v": "v", "z": "z",
-}  # fmt: skip
-AXES = {
-    "q": "N H·K", "k": "N G·K", "v": "N G·V", "gate": "N F", "up": "N F", "act": "N F", "router": "N E",
-    "q by head": "H T K", "k by head": "G S K", "v by head": "G S V", "q_rot": "H T K", "k_rot": "G S K",
-    "z": "H T V", "z side by side": "N H·V",
-}  # fmt: skip
-SUBLAYERS = {"attn": "attention", "cross": "cross-attention", "mlp": "MLP", "branch": "convolution"}
-ADDED = {
-    "attn": "what attention computed", "cross": "what was read of the source", "mlp": "what the MLP computed",
-    "branch": "what the convolution computed",
-}  # fmt: skip
-MAPS = {
-    "q": "Projections", "k": "Projections", "v": "Projections", "gate": "Widen", "up": "Widen", "router": "Router",
-}  # fmt: skip
+from .expressions import BENDS, NORMS, ComputedValue
+from .steps import ShownTensor
+
+_TEXTS: Mapping[str, Mapping[str, str]] = tables_of(__file__)
+SUBLAYERS, AXES = _TEXTS["sublayers"], _TEXTS["axes"]
 TITLES = {
-    "split_heads": "Heads", "merge_heads": "Concatenation", "rotate": "Rotation", "add": "Residual",
-    "conv1d": "Convolution", **dict.fromkeys((*BENDS, "multiply"), "Activation"), **dict.fromkeys(NORMS, "Norm"),
+    **_TEXTS["titles"], **dict.fromkeys((*BENDS, "multiply"), "Activation"), **dict.fromkeys(NORMS, "Norm"),
 }  # fmt: skip
-MEANINGS = {
-    "Embedding": "Each id selects its row of a learned table",
-    "Norm": "The residual stream itself stays as it is: only what this part reads is brought to one scale.",
-    "Final norm": "The vector of every token is brought to one scale before the head reads it.",
-    "Projections": "Three linear maps of each token: queries are compared with keys, and values are what is passed on.",
-    "Rotation": "Each pair of dimensions turns by position × its own speed, so q·k depends on the distance.",
-    "Norm of each head": "The queries and keys of each head are brought to one scale.",
-    "Output projection": "One linear map mixes the results of the heads into the width of the residual stream.",
-    "Narrow": "Back to the width of the residual stream.",
-    "Convolution": "Each token and its neighbours, as they entered the block.",
-    "Scale": "Every number is multiplied by a constant.",
-}
+MEANINGS = _TEXTS["meanings"]
 
 
 def leaf(computed: ComputedValue) -> str:
@@ -51,7 +26,7 @@ def symbol(computed: ComputedValue) -> str:
         return "c"
     if any(part.op == "add" for part in computed.value.chain()):
         return "x"
-    return SYMBOLS.get(leaf(computed).split(" ")[0], "y")
+    return _TEXTS["symbols"].get(leaf(computed).split(" ")[0], "y")
 
 
 def title(computed: ComputedValue) -> str:
@@ -62,7 +37,7 @@ def title(computed: ComputedValue) -> str:
     if names[-1] == "linear":
         if leaf(computed) == "out":
             return "Narrow" if computed.name.endswith("mlp.out") else "Output projection"
-        return MAPS.get(leaf(computed), "Linear map")
+        return _TEXTS["maps"].get(leaf(computed), "Linear map")
     titles = [TITLES.get(name, name.replace("_", " ").capitalize()) for name in reversed(names)]
     if "conv1d" in names:
         return "Convolution"
@@ -87,7 +62,7 @@ def meaning(name: str, group: Sequence[ComputedValue], makes: Sequence[ShownTens
     if name.startswith("Residual"):
         if sum(part.op == "add" for part in group[0].value.chain()) > 1:
             return "Added, not replaced: what the sublayers computed joins what the token already carried."
-        return f"Added, not replaced: {ADDED.get(sub, 'this')} joins what the token already carried."
+        return f"Added, not replaced: {_TEXTS['added'].get(sub, 'this')} joins what the token already carried."
     if name == "Activation":
         gated = any(part.op == "multiply" for part in group[0].value.chain())
         text = "The only nonlinear function of the MLP: the others are linear maps."

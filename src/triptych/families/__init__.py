@@ -7,11 +7,11 @@ family of a `model_type`, `configs` reads and writes configs, `tensor_names` app
 spec, and `multimodal_text` takes the text model out of one of images and text.  Nothing here imports torch.
 """
 
-from triptych.families.configs import read_config, read_gguf, write_gguf
-from triptych.families.multimodal_text import text_config
-from triptych.families.registry import Family, all_families, find, find_gguf
-from triptych.families.tensor_names import plan, save_plan
-from triptych.families.triptych import to_config
+from .configs import read_config, read_gguf, write_gguf
+from .multimodal_text import text_config
+from .registry import Family, all_families, find, find_gguf
+from .tensor_names import plan, save_plan
+from .triptych import to_config
 
 __all__ = [
     "Family",

@@ -7,9 +7,10 @@ References: transformers `models/bart`, `models/mbart`, whose tables of position
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import seq2seq
 from triptych.mapping import ConfigKeys, names_in, table
 from triptych.spec.positions import Absolute
+
+from . import seq2seq
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}
 hf_types = _NAMES.keys()

@@ -4,8 +4,9 @@ Reference: transformers `models/bert`; its class says which head sits on top.  G
 """
 
 from triptych import spec
-from triptych.families import encoders, gguf_config
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import encoders, gguf_config
 
 hf_types = {"bert"}
 ids = {"pad_token_id": 0}

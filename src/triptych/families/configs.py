@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from triptych.errors import CheckpointError, ConfigError, shown
-from triptych.families.multimodal_text import text_config
-from triptych.families.registry import find, find_gguf, gguf_name
-from triptych.families.tensor_names import save_plan
 from triptych.mapping import ConfigKeys, Values, gguf_metadata
 from triptych.spec import ModelSpec, PoolingSpec
+
+from .multimodal_text import text_config
+from .registry import find, find_gguf, gguf_name
+from .tensor_names import save_plan
 
 
 def read_config(

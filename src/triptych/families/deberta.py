@@ -6,8 +6,9 @@ Reference: transformers `models/deberta`, which keeps q, k and v in one matrix, 
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import bert, disentangled
 from triptych.mapping import ConfigKeys, table
+
+from . import bert, disentangled
 
 hf_types = {"deberta"}
 ids = {"pad_token_id": 0}

@@ -7,8 +7,9 @@ Reference: transformers `models/deberta_v2`.
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import deberta, disentangled
 from triptych.mapping import COUNT, ConfigKeys, table
+
+from . import deberta, disentangled
 
 hf_types = {"deberta-v2"}
 ids = {"pad_token_id": 0}

@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import get_args
 
 from triptych import spec
-from triptych.families import encoders
 from triptych.mapping import ConfigKeys
 from triptych.spec.positions import Term
+
+from . import encoders
 
 
 def terms(keys: ConfigKeys) -> tuple[Term, ...]:

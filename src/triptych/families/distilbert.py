@@ -6,8 +6,9 @@ Reference: transformers `models/distilbert`.
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import encoders
 from triptych.mapping import ConfigKeys, table
+
+from . import encoders
 
 hf_types = {"distilbert"}
 ids = {"pad_token_id": 0}

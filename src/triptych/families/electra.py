@@ -7,8 +7,9 @@ Reference: transformers `models/electra`, whose heads over words and labels have
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import bert, encoders
 from triptych.mapping import ConfigKeys, renamed, table
+
+from . import bert, encoders
 
 hf_types = {"electra"}
 ids = {"pad_token_id": 0}

@@ -6,9 +6,10 @@ Reference: transformers `models/gemma`.  GGUF stores 1 + weight.
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gguf_config, llama
 from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.parts import Activation
+
+from . import decoder, gguf_config, llama
 
 hf_types = {"gemma"}
 ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}

@@ -6,9 +6,10 @@ References: transformers `models/gemma2`, `models/gemma3`.
 """
 
 from triptych import spec
-from triptych.families import decoder, gemma, gguf_config
-from triptych.families.rope_config import rope_by_layer_type
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import decoder, gemma, gguf_config
+from .rope_config import rope_by_layer_type
 
 hf_types = {"gemma2", "gemma3_text"}
 ids = gemma.ids

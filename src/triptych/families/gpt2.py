@@ -4,8 +4,9 @@ Reference: transformers `models/gpt2`; its Conv1D stores matrices as [inputs, ou
 """
 
 from triptych import spec
-from triptych.families import decoder
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import decoder
 
 hf_types = {"gpt2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}

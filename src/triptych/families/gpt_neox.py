@@ -5,9 +5,10 @@ Reference: transformers `models/gpt_neox`; q, k and v are one matrix whose rows 
 """
 
 from triptych import spec
-from triptych.families import decoder, gguf_config
-from triptych.families.rope_config import rope
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import decoder, gguf_config
+from .rope_config import rope
 
 hf_types = {"gpt_neox"}
 ids = {"bos_token_id": 0, "eos_token_id": 2}

@@ -5,8 +5,9 @@ Reference: transformers `models/gptj`.
 """
 
 from triptych import spec
-from triptych.families import decoder, gpt2
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import decoder, gpt2
 
 hf_types = {"gptj"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}

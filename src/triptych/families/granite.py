@@ -7,8 +7,9 @@ Reference: transformers `models/granite`.
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, llama
 from triptych.mapping import ConfigKeys, Values
+
+from . import decoder, llama
 
 hf_types = {"granite"}
 gguf_archs = {"granite"}

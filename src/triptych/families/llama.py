@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from triptych import spec
-from triptych.families import decoder, gguf_config
-from triptych.families.decoder import Windows
-from triptych.families.rope_config import rope
 from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.norms import Norm
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import PositionSpec
+
+from . import decoder, gguf_config
+from .decoder import Windows
+from .rope_config import rope
 
 hf_types = {"llama"}
 ids = {"bos_token_id": 1, "eos_token_id": 2}

@@ -5,8 +5,9 @@ Reference: transformers `models/marian`; names and blocks are BART's.
 """
 
 from triptych import spec
-from triptych.families import bart, seq2seq
 from triptych.mapping import ConfigKeys, table
+
+from . import bart, seq2seq
 
 hf_types = {"marian"}
 ids = {"eos_token_id": 0, "pad_token_id": 58_100, "decoder_start_token_id": 58_100}

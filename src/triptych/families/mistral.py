@@ -1,8 +1,9 @@
 """Mistral 7B (Jiang et al. 2023): Llama whose layers see a sliding window.  In GGUF its architecture is llama."""
 
 from triptych import spec
-from triptych.families import decoder, llama
 from triptych.mapping import ConfigKeys
+
+from . import decoder, llama
 
 hf_types = {"mistral"}
 gguf_names = {"mistral": "llama"}

@@ -4,8 +4,9 @@ Reference: transformers `models/mixtral`.  In GGUF its architecture is llama, an
 """
 
 from triptych import spec
-from triptych.families import decoder, llama
 from triptych.mapping import ConfigKeys, table
+
+from . import decoder, llama
 
 hf_types = {"mixtral"}
 gguf_names = {"mixtral": "llama"}

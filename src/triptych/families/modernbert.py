@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
-from triptych.families import decoder, encoders, llama
-from triptych.families.rope_config import rope_by_layer_type
 from triptych.mapping import ConfigKeys, names_in, table
+
+from . import decoder, encoders, llama
+from .rope_config import rope_by_layer_type
 
 hf_types = {"modernbert"}
 ids = {"bos_token_id": 50_281, "eos_token_id": 50_282, "pad_token_id": 50_283}

@@ -8,26 +8,14 @@ goes through their text model alone.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from triptych.mapping import ConfigKeys, names_in
+from triptych.files import tables_of
+from triptych.mapping import ConfigKeys, Values, names_in
 
 #: The model_type of a text_config without one.
 INSIDE = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"}
 
-# Default sizes of these text models in transformers: a text_config leaves out the sizes that equal them.
-_SIZES = {
-    "gemma3_text": {
-        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
-    },
-    "llama": {
-        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "max_position_embeddings": 2048,
-    },
-    "mistral": {
-        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
-    },
-}  # fmt: skip
+# Default sizes of these text models.
+_SIZES: Mapping[str, Values] = tables_of(__file__)
 _OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 _OF_IMAGES = names_in("""
     boi_token_id boi_token_index eoi_token_id eoi_token_index image_seq_length image_token_id image_token_index

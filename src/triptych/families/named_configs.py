@@ -4,9 +4,9 @@ Sources: the papers of GPT-3 (Brown et al. 2020, table 2.1) and of the Transform
 shared vocabulary of 37,000), and the configs that were published with the others.  They stand in `named_configs.toml`.
 """
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-NAMED: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+from triptych.files import tables_of
+
+NAMED: Mapping[str, Mapping[str, Any]] = tables_of(__file__)

@@ -5,8 +5,9 @@ Reference: transformers `models/phi`.
 """
 
 from triptych import spec
-from triptych.families import decoder, gguf_config, llama
 from triptych.mapping import ConfigKeys, Values, table
+
+from . import decoder, gguf_config, llama
 
 hf_types = {"phi"}
 ids = {"bos_token_id": 1, "eos_token_id": 2}

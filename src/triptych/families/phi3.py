@@ -5,8 +5,9 @@ Reference: transformers `models/phi3`.
 """
 
 from triptych import spec
-from triptych.families import decoder, gguf_config, llama
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import decoder, gguf_config, llama
 
 hf_types = {"phi3"}
 ids = {"bos_token_id": 1, "eos_token_id": 32_000, "pad_token_id": 32_000}

@@ -5,9 +5,10 @@ References: transformers `models/qwen2`, `models/qwen3`.  GGUF keeps the rows of
 """
 
 from triptych import spec
-from triptych.families import decoder, llama
-from triptych.families.decoder import Windows
 from triptych.mapping import ConfigKeys, Values, table
+
+from . import decoder, llama
+from .decoder import Windows
 
 hf_types = {"qwen2", "qwen3"}
 gguf_archs = {"qwen2", "qwen3"}

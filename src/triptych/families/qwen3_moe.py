@@ -4,8 +4,9 @@ Reference: transformers `models/qwen3_moe`.
 """
 
 from triptych import spec
-from triptych.families import decoder, llama, qwen
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import decoder, llama, qwen
 
 hf_types = {"qwen3_moe"}
 gguf_archs = {"qwen3moe"}

@@ -5,8 +5,9 @@ Reference: transformers `models/roberta`, whose masked-LM head has GELU whatever
 """
 
 from triptych import spec
-from triptych.families import bert, encoders
 from triptych.mapping import ConfigKeys, renamed, table
+
+from . import bert, encoders
 
 _NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 hf_types = _NAMES.keys()

@@ -5,8 +5,9 @@ Reference: transformers `models/starcoder2`.  GGUF keeps the rows of q and k as 
 """
 
 from triptych import spec
-from triptych.families import decoder, gguf_config, llama
 from triptych.mapping import ConfigKeys, Values, names_in, table
+
+from . import decoder, gguf_config, llama
 
 hf_types = {"starcoder2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}

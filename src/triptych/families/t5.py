@@ -5,8 +5,9 @@ Reference: transformers `models/t5`, which keeps each stack's distance table in 
 """
 
 from triptych import spec
-from triptych.families import seq2seq, t5_gguf
 from triptych.mapping import ACTIVATIONS, COUNT, ConfigKeys, names_in, table, within
+
+from . import seq2seq, t5_gguf
 
 hf_types = {"t5", "mt5"}
 gguf_archs, gguf_arch, from_gguf, to_gguf = t5_gguf.archs, t5_gguf.arch, t5_gguf.from_gguf, t5_gguf.to_gguf

@@ -5,8 +5,9 @@ ReLU, and GEGLU where there is a gate.
 """
 
 from triptych import spec
-from triptych.families import gguf_config
 from triptych.mapping import ConfigKeys, Values
+
+from . import gguf_config
 
 archs = {"t5", "t5encoder"}
 

@@ -3,13 +3,14 @@
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from triptych.families.multimodal_text import reasons_left_out, text_name
-from triptych.families.registry import find
 from triptych.mapping import tensor_plan as plans
 from triptych.mapping.gguf_metadata import TENSORS
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.mapping.weight_table import FileFormat, table
 from triptych.spec import ModelSpec
+
+from .multimodal_text import reasons_left_out, text_name
+from .registry import find
 
 _DIVISORS = table("".join(f"- - {name}.weight # in the config\n" for name in TENSORS))
 

@@ -8,9 +8,10 @@ Reference: transformers `models/vision_encoder_decoder`, whose config holds thos
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import bert, decoder, encoders, gpt2, seq2seq, vit
-from triptych.families.registry import find
 from triptych.mapping import ConfigKeys, of_decoder, renamed, table, within
+
+from . import bert, decoder, encoders, gpt2, seq2seq, vit
+from .registry import find
 
 hf_types = {"vision-encoder-decoder"}
 module_name = vit.module_name

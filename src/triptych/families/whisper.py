@@ -7,8 +7,9 @@ Reference: transformers `models/whisper`.  The encoder's positions are sinusoids
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import bart, seq2seq
 from triptych.mapping import ConfigKeys, names_in, table
+
+from . import bart, seq2seq
 
 hf_types = {"whisper"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256, "pad_token_id": 50_256, "decoder_start_token_id": 50_257}

@@ -3,8 +3,8 @@
 `triptych.families` uses them, one file a family.  Nothing here imports torch.
 """
 
-from triptych.mapping.config_keys import ACTIVATIONS, COUNT, ConfigKeys, Values
-from triptych.mapping.weight_table import WeightTable, names_in, of_decoder, renamed, table, within
+from .config_keys import ACTIVATIONS, COUNT, ConfigKeys, Values
+from .weight_table import WeightTable, names_in, of_decoder, renamed, table, within
 
 __all__ = [
     "ACTIVATIONS",

@@ -11,9 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from triptych.errors import ConfigError, closest, nearest, shown
-from triptych.mapping.weight_table import names_in
+from triptych.files import tables_of
 from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
+
+from .weight_table import names_in
 
 T = TypeVar("T")
 # `ConfigKeys` has methods called int, float, str and bool, so inside it the types need other names.
@@ -41,24 +43,9 @@ METADATA = names_in("""
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
 """)
 
-# Keys that are harmless only while they are off: null, false, zero or empty.
-REFUSED = {
-    "auto_map": "the model brings its own code, which is never run",
-    "quantization_config": "its tensors are packed in a format that is not supported",
-    "pruned_heads": "heads were cut out of some layers",
-    "add_cross_attention": "its blocks have a cross-attention this family does not build",
-    "cross_attention_hidden_size": "its blocks have a cross-attention this family does not build",
-    "use_mrope": "its positions have three axes, and this family has one",
-    "use_bidirectional_attention": "its tokens attend to later ones, and those of this family do not",
-    "is_decoder": "it turns an encoder into a decoder",
-    "is_encoder_decoder": "this family has no encoder-decoder",
-}
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "tanh": "tanh", "gelu": "gelu", "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
-}  # fmt: skip
+_TABLES = tables_of(__file__)
+REFUSED: Mapping[str, str] = _TABLES["refused"]  # keys that are harmless only while they are off
+ACTIVATIONS: Mapping[str, Activation] = _TABLES["activations"]
 assert set(ACTIVATIONS.values()) == set(get_args(Activation))
 
 

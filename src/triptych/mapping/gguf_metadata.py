@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from triptych.mapping.config_keys import Values
 from triptych.spec import (
     LayerNormSpec,
     LMHeadSpec,
@@ -25,6 +24,8 @@ from triptych.spec import (
 from triptych.spec.json import to_json
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
+
+from .config_keys import Values
 
 TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")  # divisors of RoPE, beside the metadata
 POOLING = {1: "mean", 2: "first"}

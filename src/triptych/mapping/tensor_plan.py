@@ -9,9 +9,10 @@ from itertools import product
 from typing import Any, ClassVar
 
 from triptych.errors import CheckpointError, nearest, shown
-from triptych.mapping.weight_table import FileFormat, WeightTable
 from triptych.spec import AttentionSpec, ModelSpec, MoESpec, PoolingSpec
 from triptych.spec.part import part_name
+
+from .weight_table import FileFormat, WeightTable
 
 _LEAVES = ("weight", "bias")
 Shape = tuple[int, ...]

@@ -17,13 +17,14 @@ from triptych.checkpoints.header import read_header
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.generate import Executor
-from triptych.measure import limits, peers
-from triptych.measure.bench_results import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
-from triptych.measure.jobs import BenchJob, JobKind, Settings, jobs
-from triptych.measure.process import Runner, SameProcess, SeparateProcess
-from triptych.measure.side import Options
 from triptych.program.native_encoder import Matmul
 from triptych.spec import FramesSpec, ModelSpec
+
+from . import limits, peers
+from .bench_results import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
+from .jobs import BenchJob, JobKind, Settings, jobs
+from .process import Runner, SameProcess, SeparateProcess
+from .side import Options
 
 ENOUGH = 20.0  # seconds that the runs of one job by one side may take; at least one run is made
 TOLERATED = 0.15  # of a core, that other processes may use

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from triptych.count import Count, read_in_a_step
-from triptych.measure.bench_results import Limit, Rates
-from triptych.measure.jobs import BenchJob
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
+
+from .bench_results import Limit, Rates
+from .jobs import BenchJob
 
 ONE_BYTE = "fp8"  # a cache in it has as many bytes as numbers
 READ_BYTES = 512 << 20  # much more than any cache holds

@@ -3,7 +3,8 @@
 from importlib.metadata import entry_points
 
 from triptych.errors import InputError, nearest
-from triptych.measure.side import Side
+
+from .side import Side
 
 OURS = "triptych"
 
@@ -11,7 +12,7 @@ OURS = "triptych"
 def side(name: str) -> type[Side]:
     """The class of a side.  Raises InputError for an unknown name."""
     if name == OURS:
-        from triptych.measure.triptych_side import Ours
+        from .triptych_side import Ours
 
         return Ours
     known = entry_points(group="triptych.peers")

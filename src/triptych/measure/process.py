@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import InputError, TriptychError, first_line
-from triptych.measure import peers
-from triptych.measure.jobs import BenchJob
-from triptych.measure.side import Options, Side, perform
+
+from . import peers
+from .jobs import BenchJob
+from .side import Options, Side, perform
 
 DEBUG = "TRIPTYCH_DEBUG"  # set, it shows what the processes print
 

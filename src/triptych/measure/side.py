@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from triptych.attention import CacheType
 from triptych.errors import InputError
 from triptych.generate import Executor
-from triptych.measure.jobs import BenchJob, Ids, sound
 from triptych.media.audio import Samples
 from triptych.program.native_encoder import Matmul
+
+from .jobs import BenchJob, Ids, sound
 
 Sources = Sequence[Ids] | Sequence[Samples]
 

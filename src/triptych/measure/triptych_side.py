@@ -13,9 +13,6 @@ from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.generate.beam import beam_search
-from triptych.measure import limits
-from triptych.measure.jobs import Ids
-from triptych.measure.side import Options, Side, Sources
 from triptych.media import audio
 from triptych.model import Model, load
 from triptych.nn import Batch, InputRow
@@ -24,6 +21,10 @@ from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import prompts_in_bf16
 from triptych.quantize import BandFormat, kernel_matrix, packing_arguments
 from triptych.spec import FramesSpec
+
+from . import limits
+from .jobs import Ids
+from .side import Options, Side, Sources
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 

@@ -5,7 +5,7 @@ says why, and `describe()` what runs.  The functions and structures are those of
 `statistics.h`, which are their documentation; callers check the sizes.
 """
 
-from triptych.native.loader import Library, describe, levels, library, usable_threads, why_not
-from triptych.native.step import Input, Matrix, ScoreTile
+from .loader import Library, describe, levels, library, usable_threads, why_not
+from .step import Input, Matrix, ScoreTile
 
 __all__ = ["Input", "Library", "Matrix", "ScoreTile", "describe", "levels", "library", "usable_threads", "why_not"]

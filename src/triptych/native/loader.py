@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from triptych.errors import ConfigError, nearest
-from triptych.native.step import Call, Input, Level, Matrix, PlanStruct, ScoreTile, constants
+
+from .step import Call, Input, Level, Matrix, PlanStruct, ScoreTile, constants
 
 LEVELS = tuple(level.name.lower() for level in Level)
 VARIABLE = "TRIPTYCH_KERNELS"  # of the environment: the highest level, or "none"

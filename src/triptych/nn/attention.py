@@ -10,9 +10,10 @@ from torch import Tensor
 from triptych import ops
 from triptych.attention import DOT_PRODUCT, LINEAR, AdditiveOver, AttendPlan, ContentBias, Mechanism, Rows
 from triptych.attention.rows import KeysAndValues
-from triptych.nn.linear import Linear
-from triptych.nn.part import Module, Taps, VectorMap
 from triptych.spec import parts
+
+from .linear import Linear
+from .part import Module, Taps, VectorMap
 
 
 class Additive(Module[parts.AdditiveSpec], of=parts.AdditiveSpec):

@@ -26,12 +26,13 @@ from triptych.attention import (
 )
 from triptych.attention.cache_steps import FullStep
 from triptych.attention.rows import CacheKeys, KeysAndValues
-from triptych.nn.attention import Attention, KindState
-from triptych.nn.part import Module, Taps
-from triptych.nn.positions import UNPOSITIONED, Position
 from triptych.spec import parts
 from triptych.spec.masks import Causal, Full
 from triptych.spec.part import Part
+
+from .attention import Attention, KindState
+from .part import Module, Taps
+from .positions import UNPOSITIONED, Position
 
 #: What a state is decided by, of a block whose attention has it and of its kind.
 _of_block, _of_kind = attrgetter("attn", "attn.spec", "attn.mechanism"), attrgetter("spec", "position")

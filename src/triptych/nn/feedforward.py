@@ -7,10 +7,11 @@ from operator import mul
 from torch import Tensor
 
 from triptych import ops
-from triptych.nn.attention_states import Context
-from triptych.nn.linear import Linear
-from triptych.nn.part import NO_TAPS, Module, Taps
 from triptych.spec import parts
+
+from .attention_states import Context
+from .linear import Linear
+from .part import NO_TAPS, Module, Taps
 
 
 class MLP(Module[parts.MLPSpec], of=parts.MLPSpec):

@@ -5,9 +5,10 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import Rows
-from triptych.nn.linear import Linear
-from triptych.nn.part import Module, S, VectorMap
 from triptych.spec import model as spec
+
+from .linear import Linear
+from .part import Module, S, VectorMap
 
 
 class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):

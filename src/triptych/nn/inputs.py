@@ -16,10 +16,11 @@ from triptych import ops
 from triptych.attention import Rows
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
-from triptych.nn.part import Module, VectorMap
-from triptych.nn.positions import Position
 from triptych.spec import inputs, parts
 from triptych.spec.part import Part
+
+from .part import Module, VectorMap
+from .positions import Position
 
 InputSpec = TypeVar("InputSpec", bound=inputs.FramesSpec | inputs.PatchesSpec)
 InputRow = Sequence[int] | Tensor

@@ -3,9 +3,10 @@
 from torch import Tensor, nn
 
 from triptych import ops
-from triptych.nn.part import Module, VectorMap
-from triptych.nn.weights import dense, rows
 from triptych.spec import norms, parts
+
+from .part import Module, VectorMap
+from .weights import dense, rows
 
 
 class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from triptych import ops
 from triptych.errors import InputError
-from triptych.nn.linear import Linear
-from triptych.nn.transformer import Adapter, Transformer
-from triptych.nn.weights import dense, rows
+
+from .linear import Linear
+from .transformer import Adapter, Transformer
+from .weights import dense, rows
 
 
 @dataclass(frozen=True, eq=False)

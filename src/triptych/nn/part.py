@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from triptych.attention import AttendPlan, ContentBias, Rows
-from triptych.nn.weights import PackedWeight
 from triptych.spec.part import Part
+
+from .weights import PackedWeight
 
 S = TypeVar("S", bound=Part)
 VectorMap = Callable[[Tensor], Tensor]

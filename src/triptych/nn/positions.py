@@ -17,9 +17,10 @@ from triptych.attention import ContentBias, Rows, ScoreBias
 from triptych.attention.position_biases import alibi_bias, disentangled_bias, reached_row, reached_table, t5_bias
 from triptych.attention.rope import rotation, sinusoidal
 from triptych.errors import InputError
-from triptych.nn.attention import Attention
-from triptych.nn.part import Module, S, VectorMap
 from triptych.spec import positions as spec
+
+from .attention import Attention
+from .part import Module, S, VectorMap
 
 TABLE = 1 << 14  # positions up to which a table of rotation angles is kept
 

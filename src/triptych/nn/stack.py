@@ -22,13 +22,14 @@ from triptych.attention import (
     Rows,
 )
 from triptych.attention.mask_lowering import window_of
-from triptych.nn.attention import Attention, KindState
-from triptych.nn.attention_states import Context, Kind, cross_state, shared_states, sharing_key
-from triptych.nn.feedforward import GLU, MLP, MoE
-from triptych.nn.inputs import Conv, Embed, Frames, Patches
-from triptych.nn.linear import Linear, Norms
-from triptych.nn.part import NO_TAPS, Module, Taps, VectorMap
 from triptych.spec import parts
+
+from .attention import Attention, KindState
+from .attention_states import Context, Kind, cross_state, shared_states, sharing_key
+from .feedforward import GLU, MLP, MoE
+from .inputs import Conv, Embed, Frames, Patches
+from .linear import Linear, Norms
+from .part import NO_TAPS, Module, Taps, VectorMap
 
 
 class Branch(Module[parts.BranchSpec], of=parts.BranchSpec):

@@ -17,15 +17,16 @@ from triptych import machine
 from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput, KVCache, Rows, sinusoidal
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
-from triptych.nn.heads import Head
-from triptych.nn.inputs import Embed, Frames, InputRow, Patches, flat
-from triptych.nn.part import NO_TAPS, Module, Taps, assign, build, tie
-from triptych.nn.positions import refuse_length
-from triptych.nn.stack import Stack
 from triptych.spec import ModelSpec
 from triptych.spec.norms import LayerNormSpec, RMSNormSpec
 from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import LearnedSpec, SinusoidalSpec
+
+from .heads import Head
+from .inputs import Embed, Frames, InputRow, Patches, flat
+from .part import NO_TAPS, Module, Taps, assign, build, tie
+from .positions import refuse_length
+from .stack import Stack
 
 NO_ROWS = Rows(())
 

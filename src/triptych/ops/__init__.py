@@ -1,7 +1,7 @@
 """The operations a forward is made of: the table that describes them (`table.py`), and their functions of tensors."""
 
-from triptych.ops.experts import experts
-from triptych.ops.functions import (
+from .experts import experts
+from .functions import (
     ACTIVATIONS,
     Rotation,
     conv1d,
@@ -18,8 +18,8 @@ from triptych.ops.functions import (
     sinusoids,
     softcap,
 )
-from triptych.ops.recording import RUN, NotLowerable, implements, record, recorded_call
-from triptych.ops.table import OPERATIONS, Dim, Operation, Shape
+from .recording import RUN, NotLowerable, implements, record, recorded_call
+from .table import OPERATIONS, Dim, Operation, Shape
 
 __all__ = [
     "ACTIVATIONS", "OPERATIONS", "RUN", "Dim", "NotLowerable", "Operation", "Rotation",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
-from triptych.ops.recording import implements, record
+from .recording import implements, record
 
 
 @implements("experts")

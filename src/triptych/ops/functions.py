@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import has_torch_function_unary
 
-from triptych.ops.recording import NamedCall, NotLowerable, implements, record, recorded_as
+from .recording import NamedCall, NotLowerable, implements, record, recorded_as
 
 linear = implements("linear")(F.linear)
 embedding = implements("embedding")(F.embedding)

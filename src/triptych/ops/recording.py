@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from triptych.ops.table import OPERATIONS, Operation
+from .table import OPERATIONS, Operation
 
 Arguments = dict[str, Any]
 NamedCall = tuple[str, Arguments]

@@ -13,7 +13,11 @@ from torch import Tensor
 
 from triptych.errors import TriptychError
 from triptych.model import Model
-from triptych.page import (
+from triptych.probe import ROLES, HeadTable, PatchGrid, Read, Trace
+from triptych.probe.lenses import layer_sites
+from triptych.probe.prompts import ProbedModel, name_tokens
+
+from . import (
     AnyMap,
     AttentionSection,
     ComparisonSection,
@@ -26,13 +30,10 @@ from triptych.page import (
     TableSection,
     render,
 )
-from triptych.page.drawing import shortened
-from triptych.page.inside_sections import Detail
-from triptych.page.inspect import NAMES, Inspection, Values
-from triptych.page.interventions import LENS, lens_matrix, patch_sections
-from triptych.probe import ROLES, HeadTable, PatchGrid, Read, Trace
-from triptych.probe.lenses import layer_sites
-from triptych.probe.prompts import ProbedModel, name_tokens
+from .drawing import shortened
+from .inside_sections import Detail
+from .inspect import NAMES, Inspection, Values
+from .interventions import LENS, lens_matrix, patch_sections
 
 LENS_TOKENS = 64  # positions of a lens in a page; of longer texts the last ones
 LENS_TOP = 5

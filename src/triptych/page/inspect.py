@@ -15,11 +15,12 @@ from torch import Tensor
 from triptych.attention.statistics import AttentionStatistics, pattern_statistics
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
-from triptych.page.attention_maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, StackName, TopMap, packed_bytes
 from triptych.probe import Plan, Read, Statistics, Trace, sites
 from triptych.probe.prompts import name_tokens, prompt_of
 from triptych.probe.sites import match, matrix
 from triptych.spec.model import ModelSpec
+
+from .attention_maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, StackName, TopMap, packed_bytes
 
 NEW_TOKENS = 48  # of the target that an encoder-decoder generates where none is given
 WHOLE_BYTES = 12 * 2**20  # of all patterns in a page; where they are larger, each query keeps its largest weights

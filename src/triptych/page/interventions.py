@@ -5,9 +5,10 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from triptych.page import Facts, MatrixSection, Section, TableSection, render
 from triptych.probe import Lens, LogitAttribution, PatchGrid
 from triptych.probe.patching import ROUGH
+
+from . import Facts, MatrixSection, Section, TableSection, render
 
 LARGEST = 40  # parts of a logit that are listed
 

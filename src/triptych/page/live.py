@@ -9,14 +9,15 @@ from triptych.draw.details import equation_of, words_of
 from triptych.draw.graph import boxes_of
 from triptych.errors import InputError, shown
 from triptych.model import Model
-from triptych.page.live_export import check_size, export
-from triptych.page.render import render
-from triptych.page.sections import Facts, LiveSection
-from triptych.page.tokenizer_data import tokenizer_data
 from triptych.program import Program
 from triptych.spec import FramesSpec, ModelSpec
 from triptych.spec.part import part_name
 from triptych.text.tokenizer import check_unicode
+
+from .live_export import check_size, export
+from .render import render
+from .sections import Facts, LiveSection
+from .tokenizer_data import tokenizer_data
 
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
 FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with

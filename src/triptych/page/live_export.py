@@ -25,8 +25,6 @@ from triptych.attention.rope import attention_factor, inverse_frequencies
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn.weights import dense
-from triptych.page.inspect import layer_of
-from triptych.page.sections import defined
 from triptych.program import Entry, Instruction, Program, lower
 from triptych.program.module_changes import refusal
 from triptych.quantize import quantize
@@ -34,6 +32,9 @@ from triptych.quantize.kernel_layouts import GROUP
 from triptych.spec import ModelSpec, to_json
 from triptych.spec.masks import Mask
 from triptych.spec.positions import LongRope, RopeSpec
+
+from .inspect import layer_of
+from .sections import defined
 
 MAX_PARAMETERS = 15_000_000
 MAX_TOKENS = 512  # of a text in the page

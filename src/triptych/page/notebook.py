@@ -11,7 +11,10 @@ import torch
 
 from triptych.errors import TriptychError
 from triptych.model.logits_and_traces import ModelInside
-from triptych.page import (
+from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
+from triptych.probe.sites import sites
+
+from . import (
     AnyMap,
     AttentionMap,
     AttentionSection,
@@ -24,12 +27,10 @@ from triptych.page import (
     TopMap,
     render,
 )
-from triptych.page.attention_maps import packed_bytes
-from triptych.page.attention_page import ATTENTION, PLANE, best_heads, heads_matrix, planes, role_effects, values_table
-from triptych.page.inspect import WHOLE_BYTES, layer_of, rows_read, stack_of, values_of
-from triptych.page.interventions import lens_page, patch_page
-from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
-from triptych.probe.sites import sites
+from .attention_maps import packed_bytes
+from .attention_page import ATTENTION, PLANE, best_heads, heads_matrix, planes, role_effects, values_table
+from .inspect import WHOLE_BYTES, layer_of, rows_read, stack_of, values_of
+from .interventions import lens_page, patch_page
 
 HEIGHT = 760  # pixels of the frame; its corner changes it
 LARGEST = 8  # weights of each query where the patterns are too large for a page

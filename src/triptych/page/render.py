@@ -8,7 +8,7 @@ nothing else on the page could run even if an escape were missed.
 import base64
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,50 +17,22 @@ import jinja2
 from markupsafe import Markup
 
 from triptych.errors import CheckpointError, TriptychError
+from triptych.files import tables_of
 
 from .sections import Chapter, Section, Tab, section_data
 
-INTERPRETER = (
-    "live_linear_bytes.js", "live_matmul.js", "live_weights.js", "live_operations.js", "live_attention.js",
-    "live_run_reuse.js",
-    "live_interpreter.js", "live_worker_requests.js",
-)  # fmt: skip
-TOKENIZER_SCRIPTS = ("tokenizer.js",)
-#: What `LiveSection.scripts` names, each behind the script that it adds to.
-OF_MODELS = {
-    "live_operations.js": ("live_rotation.js", "live_experts.js", "live_convolutions.js", "live_rare_operations.js"),
-    "live_attention.js": ("live_masks.js", "live_score_kinds.js", "live_biases.js"),
-    "tokenizer.js": (
-        "tokenizer_splits.js", "tokenizer_charsmap.js", "tokenizer_bpe.js", "tokenizer_unigram.js",
-        "tokenizer_words.js", "tokenizer_decoders.js",
-    ),
-    "live_view.js": ("live_writing.js",),
-}  # fmt: skip
-MAPS = ("export.js", "attention_colours.js", "enlarged_head.js", "attention_view.js")
-TRACES = (*MAPS, "attention_trace.js")
-#: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
-OF_KIND = {
-    "attention": TRACES,
-    "comparison": ("inside.css", *TRACES, "comparison.js"),
-    "curve": ("curve.js",),
-    "live": (
-        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker_calls.js", "live_sampling.js", "live_cuts.js",
-        "live_flow_picture.js", "live_flow.js", "live_chapter_facts.js", "live_chapters.js", "live_view.js",
-    ),
-    "matrix": ("inside.css", "export.js", "matrix.js"),
-    "pictures": ("pictures.css",),
-    "plane": ("inside.css", "export.js", "curve.js", "enlarged_head.js", "vector_plane.js"),
-    "playground": ("playground.js",),
-    "steps": ("steps.js",),
-    "tab": ("inside.css", "tabs.js"),
-}  # fmt: skip
+_FILES = tables_of(__file__)
+INTERPRETER: Sequence[str] = _FILES["interpreter"]
+TOKENIZER_SCRIPTS: Sequence[str] = _FILES["tokenizer"]
+OF_MODELS: Mapping[str, Sequence[str]] = _FILES["of_models"]
+OF_KIND: Mapping[str, Sequence[str]] = _FILES["of_kind"]
 
 
 def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
     every = _all(sections)
     kinds = {section.kind for section in every}
-    files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
+    files = list(dict.fromkeys(file for kind in OF_KIND if kind in kinds for file in _of_kind(kind)))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
     own = [script for section in every for script in getattr(section, "scripts", ())]
     script = _joined(("base.js", *(file for file in files if file.endswith(".js")), "start.js"), own)
@@ -139,6 +111,11 @@ def _template() -> jinja2.Template:
 def _joined(names: Sequence[str], own: Sequence[str]) -> str:
     """Scripts as one, each of them followed by those in `own` that add to it."""
     return "\n".join(_asset(one) for name in names for one in (name, *(o for o in OF_MODELS.get(name, ()) if o in own)))
+
+
+def _of_kind(name: str) -> list[str]:
+    """The files that a section of this kind needs."""
+    return [file for own in OF_KIND[name] for file in (_of_kind(own) if own in OF_KIND else (own,))]
 
 
 def _all(sections: Sequence[Section]) -> list[Section]:

@@ -3,8 +3,8 @@
 `lower(module)` runs the forwards on symbolic values and records what they call; `interpret` runs the record on tensors.
 """
 
-from triptych.program.interpreter import interpret, interpret_logits, interpret_value
-from triptych.program.lower import lower
-from triptych.program.program import Entry, Instruction, Program
+from .interpreter import interpret, interpret_logits, interpret_value
+from .lower import lower
+from .program import Entry, Instruction, Program
 
 __all__ = ["Entry", "Instruction", "Program", "interpret", "interpret_logits", "interpret_value", "lower"]

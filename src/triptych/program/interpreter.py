@@ -29,7 +29,8 @@ from triptych.attention import (
 from triptych.attention.position_biases import disentangled_bias
 from triptych.attention.rows import FlatBatch
 from triptych.errors import ConfigError
-from triptych.program.program import Entry, Instruction, Program, weights_of
+
+from .program import Entry, Instruction, Program, weights_of
 
 Weights = Mapping[str, Tensor]
 Edits = Mapping[str, Callable[[Tensor], Tensor]]

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from triptych import nn
-from triptych.program.lower import lower
-from triptych.program.program import Entry, Instruction, Program
 from triptych.spec import ModelSpec, StackSpec
 from triptych.spec.parts import BlockSpec, ParallelBlockSpec
+
+from .lower import lower
+from .program import Entry, Instruction, Program
 
 _LAYER = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 

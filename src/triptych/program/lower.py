@@ -18,10 +18,11 @@ from triptych.attention.rows import KeysAndValues
 from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer
 from triptych.ops import NotLowerable
-from triptych.program.program import Program
-from triptych.program.symbols import LENGTHS, Recorder, SymbolicRows, Value
 from triptych.spec import EmbedSpec, FramesSpec, PatchesSpec
 from triptych.spec.masks import Mask
+
+from .program import Program
+from .symbols import LENGTHS, Recorder, SymbolicRows, Value
 
 
 def lower(module: Transformer) -> Program:

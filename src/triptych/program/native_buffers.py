@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from triptych.native.step import NONE, OUTPUT
-from triptych.program.native_values import PlanInstruction, PlanInstructions, Vector
-from triptych.program.not_served import NotServed
+
+from .native_values import PlanInstruction, PlanInstructions, Vector
+from .not_served import NotServed
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 

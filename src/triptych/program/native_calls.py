@@ -17,10 +17,11 @@ from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
 from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanStruct, Records
-from triptych.program.native_plan import NativePlan, check_plan, stored_type
-from triptych.program.native_reads import StepReads
-from triptych.program.native_tables import Binding
-from triptych.program.not_served import NotServed
+
+from .native_plan import NativePlan, check_plan, stored_type
+from .native_reads import StepReads
+from .native_tables import Binding
+from .not_served import NotServed
 
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
 ALONE = 3000

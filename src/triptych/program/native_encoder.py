@@ -14,10 +14,11 @@ from triptych.native import library, usable_threads, why_not
 from triptych.native.step import MATRIX, STORE, Call, Integers, PlanStruct, Records
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
-from triptych.program.native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
-from triptych.program.native_plan import check_plan, encoding_plan_of
-from triptych.program.native_tables import LAYOUT_F32, Binding, MatrixOf, bound
-from triptych.program.not_served import NotServed, check_rows
+
+from .native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
+from .native_plan import check_plan, encoding_plan_of
+from .native_tables import LAYOUT_F32, Binding, MatrixOf, bound
+from .not_served import NotServed, check_rows
 
 TOKENS = 256  # of one piece, unless a row is longer: what a layer computes then stays in the caches of a processor
 LEAST = 128  # tokens of a piece that are worth reading all weights for, rather than sharing them with other threads

@@ -20,13 +20,14 @@ from triptych.errors import InputError
 from triptych.native import library
 from triptych.native.step import Integers, PlanStruct
 from triptych.nn import Transformer
-from triptych.program.module_changes import ModuleGuard
-from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records, zeros
-from triptych.program.native_encoder import Matmul, multiplies_in_bf16
-from triptych.program.native_plan import plan_of
-from triptych.program.native_reads import StepReads
-from triptych.program.native_tables import LAYOUT_BF16, Binding, MatrixOf, bound
-from triptych.program.not_served import NotServed, check_rows
+
+from .module_changes import ModuleGuard
+from .native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records, zeros
+from .native_encoder import Matmul, multiplies_in_bf16
+from .native_plan import plan_of
+from .native_reads import StepReads
+from .native_tables import LAYOUT_BF16, Binding, MatrixOf, bound
+from .not_served import NotServed, check_rows
 
 TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # Tokens of one step up to which dense models are faster here than as modules.  With AVX-512 the products of fp32

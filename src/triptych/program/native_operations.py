@@ -12,7 +12,10 @@ from typing import Literal
 import torch
 
 from triptych.native.step import GROUP, PAIR, WIDEST_BF16, Function, Index, KeySource, Op, Over, Pairing, StoredType
-from triptych.program.native_values import (
+from triptych.spec.masks import Full
+from triptych.spec.positions import LongRope
+
+from .native_values import (
     Angles,
     NativeValue,
     PlanInstruction,
@@ -25,10 +28,8 @@ from triptych.program.native_values import (
     vector_of,
     window_in,
 )
-from triptych.program.not_served import NotServed
-from triptych.program.program import Entry, Instruction, Program
-from triptych.spec.masks import Full
-from triptych.spec.positions import LongRope
+from .not_served import NotServed
+from .program import Entry, Instruction, Program
 
 # Operations that are a function of every number of a vector, and which attribute is its factor.
 MAPS = {"silu": "", "relu": "", "tanh": "", "gelu": "", "scale": "factor", "shift": "offset", "softcap": "cap"}

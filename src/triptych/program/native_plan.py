@@ -33,10 +33,11 @@ from triptych.native.step import (
     Records,
     StoredType,
 )
-from triptych.program.native_buffers import LINE, Buffer, buffers_of, lines, place
-from triptych.program.native_fusion import fused
-from triptych.program.native_operations import InstructionList, walk_entry
-from triptych.program.native_values import (
+
+from .native_buffers import LINE, Buffer, buffers_of, lines, place
+from .native_fusion import fused
+from .native_operations import InstructionList, walk_entry
+from .native_values import (
     NativeValue,
     PlanInstruction,
     PlanInstructions,
@@ -46,8 +47,8 @@ from triptych.program.native_values import (
     Vector,
     vector_of,
 )
-from triptych.program.not_served import NotServed, check_lowered
-from triptych.program.program import Entry, Program
+from .not_served import NotServed, check_lowered
+from .program import Entry, Program
 
 WIDEST = 1024  # numbers of a key or value, at most
 _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from triptych.program.native_plan import NativePlan, SitePlace
+from .native_plan import NativePlan, SitePlace
 
 PIECE = 1 << 22  # numbers of one piece of memory, at least: 16 MiB
 

@@ -17,11 +17,12 @@ from triptych.errors import ConfigError, InputError
 from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op, Records
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.lower import lower
-from triptych.program.module_changes import ModuleFingerprint, WeightVersions, refusal, unseen_changes
-from triptych.program.native_plan import NativePlan
-from triptych.program.native_values import PlanTable
-from triptych.program.not_served import NotServed
+
+from .lower import lower
+from .module_changes import ModuleFingerprint, WeightVersions, refusal, unseen_changes
+from .native_plan import NativePlan
+from .native_values import PlanTable
+from .not_served import NotServed
 
 LAYOUT_F32, LAYOUT_BF16 = MatrixLayout.F32, MatrixLayout.BF16
 SHORTEST = 256  # positions that tables have at least

@@ -9,10 +9,11 @@ from typing import Any
 
 from triptych.attention.mask_lowering import conjuncts, window_of
 from triptych.native.step import Op, Over
-from triptych.program.not_served import NotServed
-from triptych.program.program import Entry
 from triptych.spec.masks import Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec
+
+from .not_served import NotServed
+from .program import Entry
 
 
 @dataclass(frozen=True)

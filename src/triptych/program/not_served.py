@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from triptych.attention import CrossCache, Rows
 from triptych.errors import ConfigError
-from triptych.program.program import Program
+
+from .program import Program
 
 
 class NotServed(ConfigError):

@@ -16,13 +16,14 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
-from triptych.program.lower import lower
-from triptych.program.module_changes import ModuleFingerprint, ModuleGuard, refusal, unseen_changes
-from triptych.program.native_calls import Largest
-from triptych.program.native_reads import StepReads
-from triptych.program.not_served import NotServed, check_rows
-from triptych.program.program import Program
-from triptych.program.static_plan import StaticPlan, bucket_of, check_static
+
+from .lower import lower
+from .module_changes import ModuleFingerprint, ModuleGuard, refusal, unseen_changes
+from .native_calls import Largest
+from .native_reads import StepReads
+from .not_served import NotServed, check_rows
+from .program import Program
+from .static_plan import StaticPlan, bucket_of, check_static
 
 Run = Callable[[Tensor, int, bool], Tensor]
 Replay = Callable[[], tuple[Tensor, Tensor]]

@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 import torch
 from torch import Tensor, nn
 
-from triptych.program.program import Instruction
+from .program import Instruction
 
 Group = tuple[Instruction, ...]
 

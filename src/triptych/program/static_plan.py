@@ -17,13 +17,14 @@ from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_dense
 from triptych.attention.layer_cache import Store
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.nn import Transformer
-from triptych.program.interpreter import named, run_operation
-from triptych.program.module_changes import WeightVersions
-from triptych.program.not_served import NotServed, check_lowered
-from triptych.program.program import Instruction, Program
-from triptych.program.static_groups import Group, grouped, join
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
 from triptych.spec.positions import LongRope, RopeSpec
+
+from .interpreter import named, run_operation
+from .module_changes import WeightVersions
+from .not_served import NotServed, check_lowered
+from .program import Instruction, Program
+from .static_groups import Group, grouped, join
 
 FAR = 1 << 30  # a length beyond every switch of LongRoPE
 _ROTATIONS = ("rotation_cos", "rotation_sin")

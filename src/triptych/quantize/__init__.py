@@ -4,8 +4,8 @@ A `PackedMatrix` comes from the blocks of a GGUF file (`repack`), from AWQ and G
 (`quantize`) or from a dense tensor (`PackedMatrix.of`); `multiply` is its product with a few vectors.
 """
 
-from triptych.quantize.kernel_layouts import LAYOUTS, PackedMatrix, multiply
-from triptych.quantize.packing import (
+from .kernel_layouts import LAYOUTS, PackedMatrix, multiply
+from .packing import (
     BandFormat,
     OrderedBandFormat,
     Packer,
@@ -15,8 +15,8 @@ from triptych.quantize.packing import (
     packing_arguments,
     packing_for,
 )
-from triptych.quantize.repack import INVERTIBLE, LAYOUT_OF, blocks_of, repack, repack_groups
-from triptych.quantize.rounding import FORMS, quantize
+from .repack import INVERTIBLE, LAYOUT_OF, blocks_of, repack, repack_groups
+from .rounding import FORMS, quantize
 
 __all__ = [
     "FORMS",

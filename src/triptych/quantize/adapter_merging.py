@@ -10,9 +10,10 @@ from triptych.checkpoints.gguf_blocks import WRITABLE, GGUFBlockFormat, PackedBl
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.nn import Transformer, assign, detach, factors_of
 from triptych.nn.weights import PackedWeight
-from triptych.quantize.packing import BandFormat, OrderedBandFormat, packed_weight
-from triptych.quantize.repack import repack
-from triptych.quantize.rounding import quantize
+
+from .packing import BandFormat, OrderedBandFormat, packed_weight
+from .repack import repack
+from .rounding import quantize
 
 #: What becomes of a packed matrix: rounded again to its type, or plain numbers.
 MergedForm = Literal["requantize", "dense"]

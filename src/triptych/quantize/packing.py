@@ -16,9 +16,10 @@ from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.native.huge_pages import HugePages
 from triptych.nn.weights import PackedWeight
-from triptych.quantize.kernel_layouts import BAND, Allocator, Layout, PackedMatrix, multiply
-from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
-from triptych.quantize.rounding import FORMS, quantize
+
+from .kernel_layouts import BAND, Allocator, Layout, PackedMatrix, multiply
+from .repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
+from .rounding import FORMS, quantize
 
 #: The dtypes of activations that packed weights are meant for; others ask for more digits than 8 bits, or fewer.
 _COMPUTED_IN = (torch.float32, torch.bfloat16)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, nearest, shown
-from triptych.quantize.kernel_layouts import GROUP, LAYOUTS, Allocator, Codes, PackedMatrix, packed_rows, plain_memory
+
+from .kernel_layouts import GROUP, LAYOUTS, Allocator, Codes, PackedMatrix, packed_rows, plain_memory
 
 # Steps between the least and the largest number of a group that are tried first.  With 15 of them both have a code;
 # with fewer, numbers at the ends are cut off or the others are rounded more finely.

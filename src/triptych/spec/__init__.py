@@ -1,8 +1,8 @@
 """The spec of a model, as plain data.  Nothing here imports torch."""
 
-from triptych.spec.inputs import ConvSpec, FramesSpec, PatchesSpec
-from triptych.spec.json import from_json, to_json
-from triptych.spec.masks import (
+from .inputs import ConvSpec, FramesSpec, PatchesSpec
+from .json import from_json, to_json
+from .masks import (
     Mask,
     block_sparse,
     causal,
@@ -13,7 +13,7 @@ from triptych.spec.masks import (
     same_document,
     window,
 )
-from triptych.spec.model import (
+from .model import (
     ClassHeadSpec,
     Head,
     LMHeadSpec,
@@ -26,9 +26,9 @@ from triptych.spec.model import (
     TokenHeadSpec,
     TransformSpec,
 )
-from triptych.spec.norms import LayerNormSpec, RMSNormSpec
-from triptych.spec.part import Part
-from triptych.spec.parts import (
+from .norms import LayerNormSpec, RMSNormSpec
+from .part import Part
+from .parts import (
     AdditiveSpec,
     AttentionSpec,
     BlockSpec,
@@ -50,7 +50,7 @@ from triptych.spec.parts import (
     mlp,
     moe,
 )
-from triptych.spec.positions import AlibiSpec, DisentangledSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec
+from .positions import AlibiSpec, DisentangledSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec
 
 __all__ = [
     "AdditiveSpec",

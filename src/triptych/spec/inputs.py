@@ -4,8 +4,8 @@ Whatever it reads, an input part gives one vector a position, and the rows of th
 frames make one, and an image has one more than it has patches.
 """
 
-from triptych.spec.part import Part, Shapes
-from triptych.spec.positions import LearnedSpec
+from .part import Part, Shapes
+from .positions import LearnedSpec
 
 
 class ConvSpec(Part):

@@ -4,8 +4,9 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from triptych.errors import ConfigError, nearest
-from triptych.spec import inputs, masks, model, norms, parts, positions
-from triptych.spec.part import part_name
+
+from . import inputs, masks, model, norms, parts, positions
+from .part import part_name
 
 VERSION = 1
 _MODULES = (masks, norms, positions, inputs, parts, model)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.errors import ConfigError
-from triptych.spec.norms import Norm
-from triptych.spec.part import Part, Shapes
-from triptych.spec.parts import Activation, EmbedSpec, LinearSpec, StackSpec
+
+from .norms import Norm
+from .part import Part, Shapes
+from .parts import Activation, EmbedSpec, LinearSpec, StackSpec
 
 
 class TransformSpec(Part):

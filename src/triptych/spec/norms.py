@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm, as data."""
 
-from triptych.spec.part import Part, Shapes
+from .part import Part, Shapes
 
 
 class LayerNormSpec(Part):

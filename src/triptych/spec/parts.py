@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal, get_args
 
 from triptych.errors import ConfigError, nearest
-from triptych.spec.inputs import ConvSpec, FramesSpec, PatchesSpec
-from triptych.spec.masks import Causal, Mask
-from triptych.spec.norms import Norm
-from triptych.spec.part import Part, Shapes
-from triptych.spec.positions import Absolute, PositionSpec
+
+from .inputs import ConvSpec, FramesSpec, PatchesSpec
+from .masks import Causal, Mask
+from .norms import Norm
+from .part import Part, Shapes
+from .positions import Absolute, PositionSpec
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 

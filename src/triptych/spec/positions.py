@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from triptych.errors import ConfigError
-from triptych.spec.norms import LayerNormSpec
-from triptych.spec.part import Part, Shapes
+
+from .norms import LayerNormSpec
+from .part import Part, Shapes
 
 
 class LearnedSpec(Part):

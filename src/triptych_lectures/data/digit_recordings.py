@@ -13,11 +13,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from triptych.errors import InputError, MissingExecutableError
+from triptych.files import tables_of
 from triptych.media import audio
 from triptych.pip_packages import cache_directory
 
@@ -59,23 +61,12 @@ class Range:
         return list(drawn)[:count]
 
 
-#: What is trained on, and what is never heard in training: no voice, no speed and no pitch is in both.
-HEARD = Range(
-    voices=tuple(
-        f"{accent}+{variant}"
-        for accent in ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp")
-        for variant in ("m1", "m2", "m4", "m5", "m6", "m8", "f1", "f3", "f5", "Andy", "Alicia", "steph", "linda", "max")
-    ),
-    speeds=(150, 170, 190, 210, 230),
-    pitches=(20, 35, 50, 65, 80),
-)
-UNHEARD = Range(
-    voices=tuple(
-        f"{accent}+{variant}" for accent in ("en-us", "en-gb") for variant in ("m3", "m7", "f2", "f4", "Mike", "Andrea")
-    ),
-    speeds=(160, 180, 200, 220),
-    pitches=(28, 42, 58, 72),
-)
+def _range(accents: Sequence[str], variants: Sequence[str], speeds: Sequence[int], pitches: Sequence[int]) -> Range:
+    return Range(tuple(map("+".join, product(accents, variants))), tuple(speeds), tuple(pitches))
+
+
+#: What is trained on, and what is never heard in training.
+HEARD, UNHEARD = (_range(**table) for table in tables_of(__file__).values())
 
 Synthesizer = Callable[[str, Speaker], audio.Samples]
 """A word and a speaker -> the sound `[T]` at 16 kHz."""

@@ -16,12 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.errors import InputError
+from triptych.files import tables_of
 from triptych.media.image import png
 
-COLOURS = {
-    "red": (225, 45, 40), "green": (40, 170, 60), "blue": (45, 85, 230), "yellow": (235, 215, 45),
-    "purple": (150, 50, 190), "white": (240, 240, 240), "pink": (245, 130, 195), "cyan": (50, 200, 220),
-}  # fmt: skip
+COLOURS = tables_of(__file__)
 SHAPES = ("square", "circle", "triangle", "cross", "bar", "post", "ring", "frame")
 RELATIONS = ("left of", "above")
 Pair = tuple[str, str]  # a colour and a shape

@@ -12,8 +12,8 @@ from triptych.arguments import checked, integer
 from triptych.errors import InputError, nearest
 
 # Importing these files enters their exercises.
-from triptych_lectures.exercises import fundamentals, textbook, textbook_code
-from triptych_lectures.exercises.exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
+from . import fundamentals, textbook, textbook_code
+from .exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
 
 _FILES = (fundamentals, textbook, textbook_code)
 NAMES = {name: MAKERS[name][0] for name in sorted(MAKERS, key=lambda name: (name[:2], int(name[3:])))}

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from triptych.arguments import checked
+from triptych.attention import attention_pattern
+from triptych.spec import Mask
 
 Answer = int | float | str | tuple[int | float, ...]
 """A number, several in order (a shape, the numbers of a matrix row by row), or one word of those the question lists."""
@@ -61,7 +63,8 @@ class Exercise:
 
 Draft = tuple[str | Sequence[str], Sequence[tuple[str, Any, str]]]
 """What is given, its lines where there are several, and of each question its text, answer and solution."""
-Maker = Callable[[np.random.Generator], Draft]
+Random = np.random.Generator
+Maker = Callable[[Random], Draft]
 MAKERS: dict[str, tuple[str, Maker]] = {}
 
 
@@ -95,18 +98,23 @@ def _answer(x: Any) -> Answer:
 # ---------------------------------------------------------------- what the makers share
 
 
-def pick(random: np.random.Generator, *choices: Any) -> Any:
+def pick(random: Random, *choices: Any) -> Any:
     """One of the choices."""
     return choices[int(random.integers(len(choices)))]
 
 
-def small(random: np.random.Generator, *shape: int, low: int = -2, high: int = 3) -> Matrix:
+def small(random: Random, *shape: int, low: int = -2, high: int = 3) -> Matrix:
     """Whole numbers of at least `low` and below `high`."""
     return random.integers(low, high, shape).astype(np.float64)
 
 
 def tensor(x: Matrix) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def weights_of(scores: Matrix, scale: float = 1.0, mask: Mask | None = None) -> torch.Tensor:
+    """The weights of keys whose products with each query are `scores`, [T, S]."""
+    return attention_pattern(tensor(scores), tensor(np.eye(scores.shape[-1])), scale=scale, mask=mask)
 
 
 def row(x: Any) -> tuple[float, ...]:

@@ -10,13 +10,26 @@ from triptych import families
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.spec import causal
-from triptych_lectures.exercises.exercise import Draft, exercise, listed, matrix, number, pick, row, small, tensor
+
+from .exercise import (
+    Draft,
+    Random,
+    exercise,
+    listed,
+    matrix,
+    number,
+    pick,
+    row,
+    small,
+    tensor,
+    weights_of,
+)
 
 SENTENCE = ("She", "sat", "by", "the", "river", "bank")
 
 
 @exercise("L0.1", "Attention on a few tokens")
-def attention_by_hand(random: np.random.Generator) -> Draft:
+def attention_by_hand(random: Random) -> Draft:
     x = small(random, 3, 4, low=0, high=2)
     w_q, w_k, w_v = (small(random, 2, 4, low=0, high=2) for _ in range(3))
     q, k, v = (x @ w.T for w in (w_q, w_k, w_v))
@@ -41,7 +54,7 @@ def attention_by_hand(random: np.random.Generator) -> Draft:
 
 
 @exercise("L0.2", "Shapes and parameters of a block")
-def a_block(random: np.random.Generator) -> Draft:
+def a_block(random: Random) -> Draft:
     batch, tokens, heads = pick(random, 1, 2, 3), pick(random, 12, 16, 20), pick(random, 4, 8)
     width = heads * pick(random, 16, 32)
     hidden = pick(random, 3, 4) * width
@@ -71,7 +84,7 @@ def a_block(random: np.random.Generator) -> Draft:
 
 
 @exercise("L0.3", "Agreement with PyTorch, and what breaks it")
-def agreement(random: np.random.Generator) -> Draft:
+def agreement(random: Random) -> Draft:
     width, apart = pick(random, 2, 4), 0.0
     while apart < 0.05:  # equal scores are equal with any scale
         q, k, v = small(random, 2, width), small(random, 2, width), small(random, 2, 1, low=0, high=9)
@@ -99,7 +112,7 @@ def agreement(random: np.random.Generator) -> Draft:
 
 
 @exercise("L0.4", "What a decoder can lose, and what it must not see")
-def losses(random: np.random.Generator) -> Draft:
+def losses(random: Random) -> Draft:
     vocab, tokens = pick(random, 61, 65, 80, 96), pick(random, 32, 64, 128)
     loss = round(float(random.uniform(1.2, 2.2)), 2)
     statement = (
@@ -127,7 +140,7 @@ def losses(random: np.random.Generator) -> Draft:
 
 
 @exercise("L0.5", "Which head ties two words")
-def which_head(random: np.random.Generator) -> Draft:
+def which_head(random: Random) -> Draft:
     heads = 3
     chosen = int(random.integers(heads))
     weights = random.uniform(0.02, 0.2, (heads, len(SENTENCE)))
@@ -161,7 +174,7 @@ def which_head(random: np.random.Generator) -> Draft:
 
 
 @exercise("L0.6", "Parameters of a model")
-def parameters(random: np.random.Generator) -> Draft:
+def parameters(random: Random) -> Draft:
     heads, layers = pick(random, 16, 20, 32), pick(random, 12, 24, 36)
     width, hidden, vocab = heads * 64, 512 * pick(random, 5, 8, 11), 1000 * pick(random, 32, 50, 152)
     config = {
@@ -188,7 +201,7 @@ def parameters(random: np.random.Generator) -> Draft:
 
 
 @exercise("L0.7", "What happens when tokens change places")
-def permuted(random: np.random.Generator) -> Draft:
+def permuted(random: Random) -> Draft:
     names = "ABCD"
     outputs = small(random, 4, 2, low=-5, high=6)
     order = random.permutation(4)
@@ -219,7 +232,7 @@ def permuted(random: np.random.Generator) -> Draft:
 
 
 @exercise("L0.8", "A real config, read")
-def config_shapes(random: np.random.Generator) -> Draft:
+def config_shapes(random: Random) -> Draft:
     heads, width = pick(random, 16, 24, 32), 128 * pick(random, 12, 16, 20)
     groups, head = heads // pick(random, 2, 4, 8), pick(random, 64, 128)
     hidden, theta = 256 * pick(random, 22, 32, 38), pick(random, 10_000, 500_000, 1_000_000)
@@ -253,7 +266,7 @@ def config_shapes(random: np.random.Generator) -> Draft:
 
 
 @exercise("L2.1", "Attention with one number a token")
-def one_number_a_token(random: np.random.Generator) -> Draft:
+def one_number_a_token(random: Random) -> Draft:
     tokens = 3
     q, k = small(random, tokens, 1, low=-1, high=3), small(random, tokens, 1)
     v = 10 * small(random, tokens, 1, low=1, high=6)
@@ -285,7 +298,7 @@ def one_number_a_token(random: np.random.Generator) -> Draft:
 
 
 @exercise("L2.2", "Shapes of the heads")
-def shapes_of_heads(random: np.random.Generator) -> Draft:
+def shapes_of_heads(random: Random) -> Draft:
     heads, width, tokens = pick(random, 4, 8, 12, 16), pick(random, 32, 64, 80), pick(random, 48, 100, 128, 200)
     model = heads * width
     return f"A layer has width D = {model:,} and {heads} heads that share it evenly. It reads {tokens} tokens.", [
@@ -304,13 +317,12 @@ def shapes_of_heads(random: np.random.Generator) -> Draft:
 
 
 @exercise("L2.3", "Where the causal mask enters")
-def where_the_mask_enters(random: np.random.Generator) -> Draft:
+def where_the_mask_enters(random: Random) -> Draft:
     tokens = 4
     at = int(random.integers(1, tokens - 1))
     scores = small(random, tokens, tokens, low=-1, high=4)
-    identity = np.eye(tokens)
-    with_mask = attention_pattern(tensor(scores), tensor(identity), scale=1.0, mask=causal())[at]
-    without = attention_pattern(tensor(scores), tensor(identity), scale=1.0)[at]
+    with_mask = weights_of(scores, mask=causal())[at]
+    without = weights_of(scores)[at]
     statement = matrix("scores q·kᵀ/√d of 4 tokens", scores) + "\nThe mask adds 0 or −∞ to them before softmax."
     later = float(without[at + 1 :].sum())
     return statement, [

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from triptych.page import QuestionItem, QuestionsSection, render
-from triptych_lectures.exercises.exercise import Exercise
+
+from .exercise import Exercise
 
 
 def sheet(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:

@@ -5,11 +5,24 @@ from math import sqrt
 import numpy as np
 
 from triptych.attention import attend, attention_pattern
-from triptych_lectures.exercises.exercise import Draft, exercise, listed, matrix, number, pick, row, small, tensor
+
+from .exercise import (
+    Draft,
+    Random,
+    exercise,
+    listed,
+    matrix,
+    number,
+    pick,
+    row,
+    small,
+    tensor,
+    weights_of,
+)
 
 
 @exercise("L4.1", "A soft dictionary")
-def soft_dictionary(random: np.random.Generator) -> Draft:
+def soft_dictionary(random: Random) -> Draft:
     while True:  # until one key is the best, and the sharper answer the nearer to its value
         keys = np.eye(3)[random.permutation(3)]
         values = 10 * small(random, 3, low=1, high=9)
@@ -48,7 +61,7 @@ def soft_dictionary(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.2", "The variance of q·k")
-def variance(random: np.random.Generator) -> Draft:
+def variance(random: Random) -> Draft:
     d, q, k = pick(random, 32, 64, 128, 256), pick(random, 0.5, 1.0, 2.0), pick(random, 0.5, 1.5, 3.0)
     statement = (
         f"q and k have d = {d} independent entries with mean 0; those of q have standard deviation {number(q)}, those "
@@ -71,11 +84,11 @@ def variance(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.3", "Large d without √d")
-def without_root(random: np.random.Generator) -> Draft:
+def without_root(random: Random) -> Draft:
     d = pick(random, 16, 64)
     scores = sqrt(d) * np.array([1.0, 0.0, -0.5])[random.permutation(3)] + random.integers(-1, 2, 3)
-    unscaled = attention_pattern(tensor(scores[None]), tensor(np.eye(3)), scale=1.0)[0]
-    scaled = attention_pattern(tensor(scores[None]), tensor(np.eye(3)), scale=d**-0.5)[0]
+    unscaled = weights_of(scores[None])[0]
+    scaled = weights_of(scores[None], d**-0.5)[0]
     top = int(scores.argmax())
     steep, gentle = (float(p[top] * (1 - p[top])) for p in (unscaled, scaled))
     return f"A query of width d = {d} has the scores q·k = {listed(scores)} with three keys.", [
@@ -91,7 +104,7 @@ def without_root(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.4", "Why keys and values are separate")
-def best_match_and_content(random: np.random.Generator) -> Draft:
+def best_match_and_content(random: Random) -> Draft:
     q = small(random, 2, low=1, high=4)
     keys = small(random, 3, 2, low=0, high=2)
     best = int(random.integers(3))
@@ -117,7 +130,7 @@ def best_match_and_content(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.5", "The causal mask, with padding")
-def mask_of_a_row(random: np.random.Generator) -> Draft:
+def mask_of_a_row(random: Random) -> Draft:
     tokens, padding = pick(random, 4, 5, 6), pick(random, 1, 2)
     words = tokens - padding
     asked = int(random.integers(1, words + 1))
@@ -145,7 +158,7 @@ def mask_of_a_row(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.6", "Shapes of scores")
-def score_shapes(random: np.random.Generator) -> Draft:
+def score_shapes(random: Random) -> Draft:
     tokens, source, heads = pick(random, 7, 10, 12), pick(random, 15, 18, 21), pick(random, 4, 6, 8)
     return f"A decoder reads {tokens} tokens, its encoder {source}; attention has {heads} heads.", [
         (
@@ -163,7 +176,7 @@ def score_shapes(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.7", "H heads and one")
-def heads_and_one(random: np.random.Generator) -> Draft:
+def heads_and_one(random: Random) -> Draft:
     heads, width, tokens = pick(random, 4, 8, 16), 64 * pick(random, 4, 8, 12), pick(random, 10, 20, 50)
     statement = (
         f"Attention of width D = {width} over {tokens} tokens, with {heads} heads of width D/H or one of width D."
@@ -190,7 +203,7 @@ def heads_and_one(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.8", "An induction head")
-def induction(random: np.random.Generator) -> Draft:
+def induction(random: Random) -> Draft:
     letters = [chr(ord("A") + int(i)) for i in random.choice(26, 5, replace=False)]
     again = int(random.integers(4))
     sequence = [*letters, letters[again]]
@@ -211,7 +224,7 @@ def induction(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.9", "FLOPs over the length")
-def flops_over_length(random: np.random.Generator) -> Draft:
+def flops_over_length(random: Random) -> Draft:
     short = pick(random, 512, 1024, 2048)
     times, window = pick(random, 4, 8, 16, 32), pick(random, 128, 256)
     long = short * times
@@ -231,7 +244,7 @@ def flops_over_length(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.10", "Encoder and decoder")
-def one_line_apart(random: np.random.Generator) -> Draft:
+def one_line_apart(random: Random) -> Draft:
     tokens = pick(random, 8, 12, 20, 30)
     return f"The same attention layer reads {tokens} tokens once as an encoder and once as a decoder.", [
         ("How many pairs of tokens does the encoder's mask allow?", tokens**2, f"All {tokens}²."),

@@ -8,19 +8,32 @@ from torch import Tensor
 
 from triptych.attention import attend, attention_pattern
 from triptych.spec import causal
-from triptych_lectures.exercises.exercise import Draft, exercise, listed, matrix, number, pick, row, small, tensor
+
+from .exercise import (
+    Draft,
+    Random,
+    exercise,
+    listed,
+    matrix,
+    number,
+    pick,
+    row,
+    small,
+    tensor,
+    weights_of,
+)
 
 WORDS = ("the", "mill", "old", "turns")
 ROLES = ("previous", "first", "itself", "uniform")
 
 
 @exercise("L4.11", "Rows of weights and their entropy")
-def entropy_of_rows(random: np.random.Generator) -> Draft:
+def entropy_of_rows(random: Random) -> Draft:
     d = 64
     scores = 8 * small(random, 4, low=-1, high=3)
     scores[int(random.integers(4))] += 8
-    sharp = attention_pattern(tensor(scores[None]), tensor(np.eye(4)), scale=1.0)[0]
-    soft = attention_pattern(tensor(scores[None]), tensor(np.eye(4)), scale=d**-0.5)[0]
+    sharp = weights_of(scores[None])[0]
+    soft = weights_of(scores[None], d**-0.5)[0]
     return f"One query of width {d} and four keys; q·k = {listed(scores)}.", [
         ("What are the weights with 1/√d?", soft, f"softmax of {listed(scores / sqrt(d))}; they add up to 1."),
         (
@@ -41,7 +54,7 @@ def _entropy(p: Tensor) -> float:
 
 
 @exercise("L4.12", "Equal tokens in one sequence")
-def equal_tokens(random: np.random.Generator) -> Draft:
+def equal_tokens(random: Random) -> Draft:
     sequence = [int(i) for i in random.permutation([0, 1, 2, 0, int(random.integers(3))])]
     vectors = tensor(np.random.default_rng(0).standard_normal((3, 4)))
     x = vectors[torch.tensor(sequence)]
@@ -77,7 +90,7 @@ def _distinct(vectors: Tensor) -> int:
 
 
 @exercise("L4.13", "A causal map")
-def causal_map(random: np.random.Generator) -> Draft:
+def causal_map(random: Random) -> Draft:
     tokens = pick(random, 6, 8, 10)
     asked = int(random.integers(2, tokens + 1))
     pattern = attention_pattern(tensor(np.zeros((tokens, 2))), tensor(np.zeros((tokens, 2))), mask=causal())
@@ -97,7 +110,7 @@ def causal_map(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.14", "Shapes through a layer")
-def shapes_through(random: np.random.Generator) -> Draft:
+def shapes_through(random: Random) -> Draft:
     heads, each, tokens = pick(random, 4, 8, 12), pick(random, 32, 64), pick(random, 10, 16, 24)
     width = heads * each
     return f"D = {width}, {heads} heads, T = {tokens}; the batch is left out.", [
@@ -117,12 +130,12 @@ def shapes_through(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.15", "A cross-attention map")
-def alignment(random: np.random.Generator) -> Draft:
+def alignment(random: Random) -> Draft:
     source, target = ("le", "chat", "noir", "dort"), ("the", "black", "cat")
     scores = small(random, 3, 4, low=-1, high=2)
     true = (0, 2, 1)
     scores[np.arange(3), true] += 3
-    pattern = attention_pattern(tensor(scores), tensor(np.eye(4)), scale=1.0)
+    pattern = weights_of(scores)
     asked = int(random.integers(3))
     statement = (
         f"Three target tokens ({', '.join(target)}) read four source tokens ({', '.join(source)}).",
@@ -144,7 +157,7 @@ def alignment(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.16", "Agreement to 1e-5")
-def largest_difference(random: np.random.Generator) -> Draft:
+def largest_difference(random: Random) -> Draft:
     ours = random.uniform(-2, 2, 4).round(5)
     apart = np.zeros(4)
     apart[int(random.integers(4))] = pick(random, 3e-6, 2e-5, 4e-4)
@@ -171,7 +184,7 @@ def largest_difference(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.17", "What a head does, from its map")
-def role_of_a_head(random: np.random.Generator) -> Draft:
+def role_of_a_head(random: Random) -> Draft:
     tokens, role = 5, str(pick(random, *ROLES))
     places = {
         "previous": np.maximum(np.arange(tokens) - 1, 0),
@@ -181,7 +194,7 @@ def role_of_a_head(random: np.random.Generator) -> Draft:
     scores = random.uniform(-0.2, 0.2, (tokens, tokens))
     if role != "uniform":
         scores[np.arange(tokens), places[role]] += 4
-    pattern = attention_pattern(tensor(scores), tensor(np.eye(tokens)), scale=1.0, mask=causal()).numpy().round(2)
+    pattern = weights_of(scores, mask=causal()).numpy().round(2)
     statement = matrix("pattern of a causal head", pattern)
     mass = float(np.mean([pattern[i, i - 1] for i in range(1, tokens)]))
     return statement, [
@@ -201,7 +214,7 @@ def role_of_a_head(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.18", "A cache of keys and values")
-def cache_bytes(random: np.random.Generator) -> Draft:
+def cache_bytes(random: Random) -> Draft:
     layers, heads, width = pick(random, 12, 24, 36), pick(random, 16, 32), pick(random, 64, 128)
     groups, tokens = heads // pick(random, 2, 4), 1024 * pick(random, 2, 4, 8)
     size = 2 * layers * groups * width * tokens * 2
@@ -228,7 +241,7 @@ def cache_bytes(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.19", "Time over the length")
-def time_over_length(random: np.random.Generator) -> Draft:
+def time_over_length(random: Random) -> Draft:
     linear, square = pick(random, 1, 2, 3), pick(random, 0.5, 1.0, 2.0)
     times = [linear * n + square * n**2 for n in (1, 2, 8)]
     statement = (
@@ -248,7 +261,7 @@ def time_over_length(random: np.random.Generator) -> Draft:
 
 
 @exercise("L4.20", "Backward through the weights")
-def backward(random: np.random.Generator) -> Draft:
+def backward(random: Random) -> Draft:
     scores, v = small(random, 3, low=-1, high=3), 2 * small(random, 3, low=0, high=4)
     gradient = float(pick(random, 1, 2, -1))
     s, values = tensor(scores).requires_grad_(), tensor(v).requires_grad_()

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from triptych import nn
 from triptych.page import TableSection
 from triptych.spec import glu, mlp
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     LookupTable,
     Places,
@@ -25,8 +26,8 @@ from triptych_lectures.labs.generated_tasks import (
     training_curve,
     with_positions,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, parameters
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, parameters
 
 NONE, RELU, GELU, SWIGLU = "no MLP", "ReLU", "GELU", "SwiGLU"
 KINDS = (NONE, RELU, GELU, SWIGLU)

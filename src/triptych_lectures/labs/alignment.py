@@ -17,8 +17,9 @@ from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import Points, fit, share_table
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
 LONGEST = 64  # letters of an old spelling

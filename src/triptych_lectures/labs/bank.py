@@ -18,9 +18,10 @@ from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe import Edit, Where
 from triptych.probe.role_scores import at_offset, mean_weight
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.pretrained import decoder, head_maps
-from triptych_lectures.labs.small_models import curve
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .pretrained import decoder, head_maps
+from .small_models import curve
 
 SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
 LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They robbed the bank")

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import TableSection
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve, growth, line_table, parameters, power
+
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import curve, growth, line_table, parameters, power
 
 WARMUP = 20  # training steps
 
@@ -28,16 +29,14 @@ class BottleneckLab(Lab):
 
     symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
     width: int = size(64, "width of embeddings and states")
-    lengths: tuple[int, ...] = size(
-        (1, 2, 4, 8, 12, 16), "symbols of a source, ascending; one of them is 4", ascending=True
-    )
+    lengths: Ints = size((1, 2, 4, 8, 12, 16), "symbols of a source, ascending; one of them is 4", ascending=True)
     narrow: int = size(4, "numbers in the narrow vector")
     wide: int = size(64, "numbers in the wide vector")
     steps: int = size(400, "training steps")
     rows: int = size(64, "rows of a training step")
     rate: float = size(5e-3, "learning rate")
     tested: int = size(256, "sources of each length that are tested")
-    back: tuple[int, ...] = size(
+    back: Ints = size(
         (16, 32, 64, 128, 256, 512), "steps back, of the gradient; three or more, ascending", values=3, ascending=True
     )
     draws: int = size(8, "untrained models of which the gradient is a mean")

@@ -5,7 +5,7 @@ The corrections that need an experiment of their own are in other labs: √d in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -16,37 +16,16 @@ from torch import Tensor
 from triptych import families, nn, spec
 from triptych.attention import attend
 from triptych.count import count
+from triptych.files import tables_of
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import parameters
 
-GPT2 = {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024}
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "GPT-2": GPT2 | {"n_embd": 768, "n_layer": 12, "n_head": 12},
-    "GPT-2 medium": GPT2 | {"n_embd": 1024, "n_layer": 24, "n_head": 16},
-}
-WIDTHS = {  # (D, F) as published
-    "Llama-1 13B": (5120, 13_824), "Llama-1 33B": (6656, 17_920), "Llama-2 7B": (4096, 11_008),
-    "Llama-2 70B": (8192, 28_672), "Llama-3 8B": (4096, 14_336), "Qwen3-4B": (2560, 9728),
-}  # fmt: skip
-SMALL_SIZES = {
-    "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 37, "max_position_embeddings": 32,
-}  # fmt: skip
-SMALL: dict[str, dict[str, Any]] = {
-    "BERT": SMALL_SIZES | {"model_type": "bert"},
-    "BART": {"model_type": "bart", "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
-             "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
-             "max_position_embeddings": 32},
-    "GPT-2": {"model_type": "gpt2", "vocab_size": 50, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 4},
-    "Llama": SMALL_SIZES | {"model_type": "llama"},
-    "Qwen3": SMALL_SIZES | {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 2},
-    "T5": {"model_type": "t5", "vocab_size": 50, "d_model": 24, "d_kv": 16, "d_ff": 37, "num_layers": 2,
-           "num_heads": 4},
-}  # fmt: skip
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import parameters
 
+_TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
+PUBLISHED, WIDTHS, SMALL = _TABLES["published"], _TABLES["widths"], _TABLES["small"]
 Checks = tuple[Check, ...]
 Decide = TypeVar("Decide", bound="Callable[[Statements], Checks]")
 

@@ -19,7 +19,8 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     Places,
     ShuffledTask,
@@ -30,8 +31,8 @@ from triptych_lectures.labs.generated_tasks import (
     train,
     training_curve,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, decoder, line_table, power
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import block, decoder, line_table, power
 
 PlacementRuns = dict[tuple[str, str, int], TrainedRun]
 ScalingRuns = dict[tuple[str, int], TrainedRun]
@@ -89,7 +90,7 @@ class NormPlacementLab(StackLab):
         " reason."
     )
 
-    depths: tuple[int, ...] = size(
+    depths: Ints = size(
         (4, 6), "layers of the stacks, in ascending order", ascending=True, full=(4, 6, 8, 10, 12, 16, 64)
     )
     warmup: float = size(
@@ -178,10 +179,10 @@ class ResidualScalingLab(StackLab):
         " layers, where there is little to scale."
     )
 
-    depths: tuple[int, ...] = size(
+    depths: Ints = size(
         (2, 16), "layers of the trained stacks, in ascending order, at least two of them", values=2, ascending=True
     )
-    untrained: tuple[int, ...] = size(
+    untrained: Ints = size(
         (4, 16, 64), "layers of the stacks whose stream is measured before training", values=2, ascending=True
     )
     steps: int = size(80, "training steps")

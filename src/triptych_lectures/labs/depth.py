@@ -12,8 +12,9 @@ from torch import Tensor
 from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, examples, growth, line_table, power
+
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, examples, growth, line_table, power
 
 VOCAB = 97
 
@@ -28,9 +29,7 @@ class DepthLab(Lab):
         " with depth alike for both."
     )
 
-    depths: tuple[int, ...] = size(
-        (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
-    )
+    depths: Ints = size((2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True)
     draws: int = size(2, "untrained models of which each gradient is a mean", full=4)
     width: int = size(64, "model width of the untrained stacks, a multiple of the heads", multiple="heads")
     hidden: int = size(256, "MLP width of the untrained stacks")

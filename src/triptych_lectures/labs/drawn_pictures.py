@@ -29,8 +29,9 @@ from triptych.train.data import EpochRows, HiddenWords
 from triptych.train.image_tasks import CaptionExample, in_memory, labelled_images
 from triptych.train.labelled import ClassLoss
 from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes, shapes
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import Points, fit, share_table
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import Points, fit, share_table
 
 # The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
 PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)

@@ -17,9 +17,10 @@ from triptych import nn
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.train import Example
-from triptych_lectures.labs.generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small_models import block, curve, examples, halves
+
+from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
+from .lab import Check, Lab, LabResult, Setup, number, size
+from .small_models import block, curve, examples, halves
 
 
 class ExposureBiasLab(Lab):

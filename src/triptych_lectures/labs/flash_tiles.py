@@ -16,11 +16,12 @@ import torch
 from triptych.attention import attend
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve, power
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
+
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import curve, power
 
 RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
 DRAWN = 8  # tiles in each direction of the drawing
@@ -39,7 +40,7 @@ class FlashTilesLab(Lab):
         " the fast memory has only d² numbers."
     )
 
-    lengths: tuple[int, ...] = size(
+    lengths: Ints = size(
         (128, 256, 512, 1024),
         "tokens, queries and keys alike, ascending",
         values=2,
@@ -47,7 +48,7 @@ class FlashTilesLab(Lab):
         full=(256, 512, 1024, 2048, 4096),
     )
     width: int = size(32, "d, the width of the head", full=64)
-    memories: tuple[int, ...] = size(
+    memories: Ints = size(
         (1024, 2048, 4096, 8192, 16384),
         "numbers that the fast memory is for, ascending",
         values=2,

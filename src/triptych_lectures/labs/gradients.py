@@ -9,10 +9,11 @@ from triptych import families, nn
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve, examples
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import curve, examples
 
 WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
 PARTS = ("embed", "attention", "SwiGLU", "RMSNorm", "head")

@@ -14,8 +14,9 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe.role_scores import mean_weight
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.pretrained import decoder, head_maps
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .pretrained import decoder, head_maps
 
 TEXT = (
     "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "

@@ -22,8 +22,9 @@ from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import full
 from triptych.train import OptimizerSettings, Pairs
-from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.generated_tasks import (
+
+from .counting import products, shortest_seconds
+from .generated_tasks import (
     GeneratedTask,
     Places,
     ShuffledTask,
@@ -34,13 +35,13 @@ from triptych_lectures.labs.generated_tasks import (
     training_curve,
     with_positions,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, fit, line_table, parameters
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, fit, line_table, parameters
 
 VOCAB = 64
 COLUMNS = ("parameters", "matmul FLOPs", "score elements")
 # The trained task: name the symbols that stand so many places back, all of them in one answer.
-PLACES: dict[str, tuple[int, ...]] = {"one place": (3,), "four places": (1, 2, 3, 4)}
+PLACES: dict[str, Ints] = {"one place": (3,), "four places": (1, 2, 3, 4)}
 
 
 class HeadsVsWidthLab(Lab):
@@ -56,7 +57,7 @@ class HeadsVsWidthLab(Lab):
     width: int = size(512, "model width D of the block that is counted", multiple="heads")
     tokens: int = size(10, "tokens on which it is counted")
     long: int = size(512, "tokens on which it is timed")
-    heads: tuple[int, ...] = size((1, 2, 4, 8, 16), "numbers of heads, the first 1, each a divisor of the width")
+    heads: Ints = size((1, 2, 4, 8, 16), "numbers of heads, the first 1, each a divisor of the width")
     narrow: int = size(32, "model width of the layers that are trained, a multiple of 4", multiple=4)
     symbols: int = size(4, "symbols of the task that is trained, 2 to 16", least=2, most=16)
     length: int = size(12, "tokens of its rows, more than 4", least=5)
@@ -167,7 +168,7 @@ class TrainedHeadsLab(Lab):
         " mean that heads help or harm for another reason than the number of patterns."
     )
 
-    heads: tuple[int, ...] = size(
+    heads: Ints = size(
         (1, 4, 16),
         "heads, in ascending order, each a divisor of width",
         values=2,
@@ -175,8 +176,8 @@ class TrainedHeadsLab(Lab):
         full=(1, 2, 4, 8, 16),
     )
     width: int = size(32, "width of the residual stream, which the heads share", multiple="heads")
-    one: tuple[int, ...] = size((3,), "places back that the first task reads")
-    several: tuple[int, ...] = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
+    one: Ints = size((3,), "places back that the first task reads")
+    several: Ints = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
     symbols: int = size(5, "different symbols, two or more", least=2)
     length: int = size(12, "symbols of a row")
     steps: int = size(400, "training steps")

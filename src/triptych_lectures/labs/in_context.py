@@ -16,9 +16,10 @@ from triptych import nn
 from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
-from triptych_lectures.labs.generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small_models import attention_layers, curve, examples, halves
+
+from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
+from .lab import Check, Ints, Lab, LabResult, Setup, number, size
+from .small_models import attention_layers, curve, examples, halves
 
 
 class InContextLab(Lab):
@@ -33,9 +34,7 @@ class InContextLab(Lab):
 
     symbols: int = size(8, "different inputs, and as many different answers, two or more", least=2)
     examples: int = size(16, "examples of a row, two or more", least=2)
-    pools: tuple[int, ...] = size(
-        (1,), "how many functions the other models are trained on; the first is 1", full=(1, 16, 256)
-    )
+    pools: Ints = size((1,), "how many functions the other models are trained on; the first is 1", full=(1, 16, 256))
     width: int = size(48, "width of the residual stream, a multiple of the heads", multiple="heads")
     heads: int = size(3, "heads of each of the two layers")
     steps: int = size(500, "training steps", full=800)

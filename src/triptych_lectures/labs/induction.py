@@ -13,8 +13,9 @@ from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.train import Example, OptimizerSettings, Pairs
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import Points, attention_layers, fit
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import Points, attention_layers, fit
 
 OFFSETS = 8  # places back among which the one a head reads most is searched
 

@@ -4,8 +4,6 @@ The name of a file contains a digest of what determines its result: the lab, its
 A damaged file is not used: its seed runs again and replaces it.  Only results are kept; a lab trains its models anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -23,8 +21,9 @@ from triptych.checkpoints.save import atomic_write
 from triptych.errors import CheckpointError, InputError
 from triptych.files import read_regular
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Samples, Section, TableSection
-from triptych_lectures.labs import lab_class
-from triptych_lectures.labs.lab import Check, LabResult, Setup, shown_sizes
+
+from . import lab_class
+from .lab import Check, LabResult, Setup, shown_sizes
 
 LIMIT = 256 << 20  # bytes of one file
 _VALIDATED: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose, Samples)}
@@ -97,9 +96,9 @@ def package_digest() -> str:
 
 
 def package_files() -> list[Path]:
-    """The Python and C files of the library and of the lectures, in one order on every machine."""
+    """The Python and C files and the tables of the library and of the lectures, in one order on every machine."""
     folders = [Path(triptych.__file__).parent, Path(__file__).parents[1]]
-    return [path for root in folders for path in sorted(root.rglob("*")) if path.suffix in (".py", ".c", ".h")]
+    return [path for root in folders for path in sorted(root.rglob("*")) if path.suffix in (".py", ".c", ".h", ".toml")]
 
 
 def _state(named: str | None) -> list[str]:

@@ -17,11 +17,12 @@ from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
-from triptych_lectures.labs.counting import ProductCounts, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.parameters import QWEN3_4B
-from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small_models import curve
+
+from .counting import ProductCounts, products, shortest_seconds
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .parameters import QWEN3_4B
+from .pretrained import decoder
+from .small_models import curve
 
 
 class KvCacheLab(Lab):
@@ -37,7 +38,7 @@ class KvCacheLab(Lab):
 
     prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
     written: int = size(12, "tokens written both ways", full=24)
-    lengths: tuple[int, ...] = size(
+    lengths: Ints = size(
         (64, 128, 512),
         "tokens before the one that is counted; powers of two from 64 on",
         values=2,

@@ -18,7 +18,8 @@ from triptych.page import Section
 from triptych.page.sections import section_data
 
 L = TypeVar("L", bound="Lab")
-Size = int | float | str | tuple[int, ...] | tuple[float, ...]
+Ints = tuple[int, ...]
+Size = int | float | str | Ints | tuple[float, ...]
 
 
 def _no_progress(text: str) -> None:

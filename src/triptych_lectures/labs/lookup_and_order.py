@@ -19,8 +19,9 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, PositionSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder
 
 
 class SoftVsHardLab(Lab):

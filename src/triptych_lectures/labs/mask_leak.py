@@ -7,8 +7,9 @@ from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, TableSection
 from triptych.spec import causal, full
 from triptych.train import HeldOut, Job, Recipe, check_recipe, evaluate, prepare
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import Points, fit, masked, with_mask
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import Points, fit, masked, with_mask
 
 OPENING = 40  # characters of the prompt, at most
 MASKS = {"with the mask": causal(), "without": full()}

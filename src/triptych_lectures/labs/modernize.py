@@ -23,9 +23,10 @@ from triptych.train import OptimizerSettings
 from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
-from triptych_lectures.labs.alignment import in_letters, speller
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import Points, fit
+
+from .alignment import in_letters, speller
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import Points, fit
 
 LONGEST = 128  # letters of a line
 LEAST = 0.97  # share of letters right
@@ -46,9 +47,9 @@ class ModernizeLab(Lab):
     )
     seeds = 1
 
-    steps: tuple[int, ...] = size((300,), "training steps of each part of the training", full=(6000, 3600))
+    steps: Ints = size((300,), "training steps of each part of the training", full=(6000, 3600))
     rows: int = size(96, "rows of a training step", full=64)
-    words: tuple[int, ...] = size(
+    words: Ints = size(
         (1,), "most words of a row in each part; of 1, single words are judged, else whole lines", full=(10, 24)
     )
     width: int = size(64, "width of the model", full=128)

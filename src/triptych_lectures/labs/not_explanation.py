@@ -12,7 +12,8 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     ShuffledTask,
     TrainedRun,
@@ -21,8 +22,8 @@ from triptych_lectures.labs.generated_tasks import (
     right,
     train,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.other_patterns import (
+from .lab import Check, Lab, LabResult, Setup, size
+from .other_patterns import (
     Answers,
     AskedKind,
     ClassifierAnswers,
@@ -34,8 +35,8 @@ from triptych_lectures.labs.other_patterns import (
     search,
     shuffled,
 )
-from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small_models import curve, encoder, share_table
+from .pretrained import decoder
+from .small_models import curve, encoder, share_table
 
 ModelResult = tuple[tuple[Check, ...], str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"

@@ -17,7 +17,8 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import full, keys
 from triptych.train import Example, collate
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     ShuffledTask,
     TrainedRun,
@@ -26,8 +27,8 @@ from triptych_lectures.labs.generated_tasks import (
     logits,
     train,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import encoder, with_mask
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import encoder, with_mask
 
 HEADS = 4
 MASKED, UNMASKED = "without padding", "with padding, unmasked"
@@ -46,7 +47,7 @@ class PaddingLab(Lab):
     symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
     shortest: int = size(5, "fewest symbols of a row")
     longest: int = size(20, "most symbols of a row, two or more, to which rows are padded in training", least=2)
-    padded: tuple[int, ...] = size(
+    padded: Ints = size(
         (20, 40, 80, 160), "lengths to which rows are padded in tests, in ascending order", ascending=True
     )
     width: int = size(32, f"width of the residual stream, a multiple of {HEADS}", multiple=HEADS)

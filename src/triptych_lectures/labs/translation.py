@@ -16,9 +16,10 @@ from typing import NamedTuple
 from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve
-from triptych_lectures.labs.translators import (
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import curve
+from .translators import (
     END_ID,
     START_ID,
     Builder,

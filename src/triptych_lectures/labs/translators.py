@@ -26,7 +26,8 @@ from triptych.attention import Rows, additive
 from triptych.spec import BlockSpec, Mask, ModelSpec, RMSNormSpec, SinusoidalSpec, attention, full, keys, same_document
 from triptych.train import Data, Example, OptimizerSettings, Pairs, Schedule, TrainingBatch
 from triptych.train.data import EpochRows
-from triptych_lectures.labs.small_models import CAUSAL, Points, block, decoder, fit
+
+from .small_models import CAUSAL, Points, block, decoder, fit
 
 Ids = list[int]
 END_ID, START_ID = 0, 1

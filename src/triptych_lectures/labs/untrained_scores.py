@@ -22,9 +22,10 @@ from triptych.attention import additive, attend
 from triptych.errors import InputError
 from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
-from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve, power
+
+from .counting import peak_bytes, shortest_seconds
+from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .small_models import curve, power
 
 
 class ScalingLab(Lab):
@@ -36,7 +37,7 @@ class ScalingLab(Lab):
         " keeps its gradient at large d without the division, or loses it with the division."
     )
 
-    widths: tuple[int, ...] = size(
+    widths: Ints = size(
         (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", values=2, ascending=True
     )
     tokens: int = size(64, "queries, and keys, of a row; two or more", least=2)
@@ -150,7 +151,7 @@ class AdditiveVsDotLab(Lab):
     width: int = size(64, "width of queries, keys and values, equal to hidden")
     hidden: int = size(64, "hidden units of the additive score, equal to width")
     heads: int = size(8, "heads of the layer whose parameters are counted")
-    lengths: tuple[int, ...] = size((32, 64, 128, 256, 512), "tokens of a row")
+    lengths: Ints = size((32, 64, 128, 256, 512), "tokens of a row")
     scales: tuple[float, ...] = size(
         (0.25, 1.0, 4.0, 16.0, 64.0, 1024.0), "sizes of the entries of q and k, ascending", values=2, ascending=True
     )
@@ -286,7 +287,7 @@ Costs = Mapping[str, Sequence[float]]  # of each score, at each length
 Weights = tuple[Tensor, Tensor, Tensor]
 
 
-def _draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def _draw(seed: int, *shapes: Ints, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     noise = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=noise, dtype=dtype) for shape in shapes]
 

@@ -15,10 +15,11 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
-from triptych_lectures.labs.small_models import share_table
-from triptych_lectures.labs.translation import TranslationSizes, TranslationTask
-from triptych_lectures.labs.translators import START_ID, BesideEncoder, beside_encoder
+
+from .lab import Check, LabResult, Setup, size
+from .small_models import share_table
+from .translation import TranslationSizes, TranslationTask
+from .translators import START_ID, BesideEncoder, beside_encoder
 
 MOST = 0.25  # alignment error rate
 
