@@ -82,7 +82,7 @@ def test_every_lab_of_the_catalogue_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", LABS)
 def test_the_inputs_of_a_lab_are_those_its_file_reads(name: str) -> None:
     source = Path(inspect.getfile(labs.lab_class(name))).read_text("utf-8")
-    reads = {"model": "setup.model" in source or "labs.pretrained" in source, "data": "setup.data" in source}
+    reads = {"model": "setup.model" in source or "from .pretrained" in source, "data": "setup.data" in source}
     assert labs.INPUTS.get(name, ()) == tuple(kind for kind, read in reads.items() if read)
 
 

@@ -26,7 +26,7 @@ from .generated_tasks import (
     training_curve,
     with_positions,
 )
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Lab, LabResult, Setup, size
 from .small_models import block, parameters
 
 NONE, RELU, GELU, SWIGLU = "no MLP", "ReLU", "GELU", "SwiGLU"
@@ -125,7 +125,7 @@ class TrainedActivation(NamedTuple):
         return fmean(run.learned for run in self.tables)
 
 
-def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> tuple[Check, ...]:
+def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> Checks:
     none, relu, gelu, swiglu = (trained[name].learned for name in KINDS)
     counts = [trained[name].parameters for name in KINDS[1:]]
     copies = [kind.copy.learned for kind in trained.values()]

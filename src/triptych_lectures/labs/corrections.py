@@ -21,12 +21,11 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
 
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Lab, LabResult, Setup, size
 from .small_models import parameters
 
 _TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
 PUBLISHED, WIDTHS, SMALL = _TABLES["published"], _TABLES["widths"], _TABLES["small"]
-Checks = tuple[Check, ...]
 Decide = TypeVar("Decide", bound="Callable[[Statements], Checks]")
 
 

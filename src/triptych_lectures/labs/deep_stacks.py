@@ -31,7 +31,7 @@ from .generated_tasks import (
     train,
     training_curve,
 )
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Ints, Lab, LabResult, Setup, size
 from .small_models import block, decoder, line_table, power
 
 PlacementRuns = dict[tuple[str, str, int], TrainedRun]
@@ -111,7 +111,7 @@ class NormPlacementLab(StackLab):
             self._sections(runs),
         )
 
-    def _checks(self, runs: PlacementRuns, shuffled: TrainedRun) -> tuple[Check, ...]:
+    def _checks(self, runs: PlacementRuns, shuffled: TrainedRun) -> Checks:
         shallow, deep = self.depths[0], self.depths[-1]
         learned = {key: run.learned for key, run in runs.items()}
         pre, post = (
@@ -206,7 +206,7 @@ class ResidualScalingLab(StackLab):
             (line_table(title, "layers", self.untrained, growth, ".3g"), *self._sections(runs)),
         )
 
-    def _checks(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> tuple[Check, ...]:
+    def _checks(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> Checks:
         """The variances of L independent sublayers add up: unscaled they grow as L, scaled they do not.  A delay counts
         from the first step."""
         shallow, deep = self.depths[0], self.depths[-1]

@@ -19,7 +19,7 @@ from triptych.page import Curve, TableSection
 from triptych.train import Example
 
 from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
-from .lab import Check, Lab, LabResult, Setup, number, size
+from .lab import Check, Checks, Lab, LabResult, Setup, number, size
 from .small_models import block, curve, examples, halves
 
 
@@ -75,7 +75,7 @@ class ExposureBiasLab(Lab):
         others = self.replaced * (1 - 1 / (self.texts * self.length))  # a random token may be the right one
         return 1 - np.power(1 - others, np.arange(self.length, dtype=np.float64))
 
-    def _checks(self, written: dict[float, WritingErrors]) -> tuple[Check, ...]:
+    def _checks(self, written: dict[float, WritingErrors]) -> Checks:
         """Means over the second half of the text.  A model that comes back at once has no errors, one that never does
         those of `never_back`; half of them is much, a quarter little."""
         own = "wrong after its own text, over never coming back"

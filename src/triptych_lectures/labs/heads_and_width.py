@@ -35,7 +35,7 @@ from .generated_tasks import (
     training_curve,
     with_positions,
 )
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, fit, line_table, parameters
 
 VOCAB = 64
@@ -207,7 +207,7 @@ class TrainedHeadsLab(Lab):
             self._sections(layers),
         )
 
-    def _checks(self, layers: Layers, shuffled: TrainedHead) -> tuple[Check, ...]:
+    def _checks(self, layers: Layers, shuffled: TrainedHead) -> Checks:
         places, fewest = len(self.several), self.heads[0]
         enough = min((heads for heads in self.heads if heads >= places), default=self.heads[-1])
         learned = {heads: layers[SEVERAL, heads].run.learned for heads in self.heads}

@@ -18,7 +18,7 @@ from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
 
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from .lab import Check, Ints, Lab, LabResult, Setup, number, size
+from .lab import Check, Checks, Ints, Lab, LabResult, Setup, number, size
 from .small_models import attention_layers, curve, examples, halves
 
 
@@ -69,7 +69,7 @@ class InContextLab(Lab):
         """[examples]: the smallest possible error: that of a guess where the input was not shown, and 0 elsewhere."""
         return (1 - 1 / self.symbols) ** np.arange(1.0, self.examples + 1)
 
-    def _checks(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> tuple[Check, ...]:
+    def _checks(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> Checks:
         """Half of what examples can give is a use of them; a tenth is none."""
         first, second = halves(self.best_errors())
         possible = first - second

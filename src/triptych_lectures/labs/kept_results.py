@@ -23,7 +23,7 @@ from triptych.files import read_regular
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Samples, Section, TableSection
 
 from . import lab_class
-from .lab import Check, LabResult, Setup, shown_sizes
+from .lab import Checks, LabResult, Setup, shown_sizes
 
 LIMIT = 256 << 20  # bytes of one file
 _VALIDATED: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose, Samples)}
@@ -129,7 +129,7 @@ def _plain_section(section: Section) -> dict[str, Any]:
 
 
 def _result(data: dict[str, Any]) -> LabResult:
-    checks = TypeAdapter(tuple[Check, ...]).validate_python(data["checks"])
+    checks = TypeAdapter(Checks).validate_python(data["checks"])
     sections = tuple(_section(section) for section in data["sections"])
     if not isinstance(data["question"], str) or not isinstance(data["meaning"], str) or not checks:
         raise InputError("it has no question, meaning or criteria")

@@ -159,6 +159,9 @@ class Check:
         return {"claim": self.claim, "measured": finite(self.measured), **bounds, "passed": self.passed}
 
 
+Checks = tuple[Check, ...]
+
+
 def finite(x: float) -> float | None:
     """JSON has no NaN and no infinity: None stands for them."""
     return x if math.isfinite(x) else None
@@ -176,7 +179,7 @@ class LabResult:
 
     question: str
     meaning: str
-    checks: tuple[Check, ...]
+    checks: Checks
     sections: tuple[Section, ...] = field(repr=False)
 
     @property

@@ -22,7 +22,7 @@ from .generated_tasks import (
     right,
     train,
 )
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Lab, LabResult, Setup, size
 from .other_patterns import (
     Answers,
     AskedKind,
@@ -38,7 +38,7 @@ from .other_patterns import (
 from .pretrained import decoder
 from .small_models import curve, encoder, share_table
 
-ModelResult = tuple[tuple[Check, ...], str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
+ModelResult = tuple[Checks, str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 
 

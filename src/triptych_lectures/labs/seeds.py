@@ -9,7 +9,7 @@ from typing import Any
 from triptych.page import TableSection
 
 from .kept_results import KeptResults, SeedRun
-from .lab import Check, LabResult, Setup, finite, number
+from .lab import Check, Checks, LabResult, Setup, finite, number
 from .report import LabRun, timed
 
 
@@ -17,7 +17,7 @@ from .report import LabRun, timed
 class SpreadCheck(Check):
     """One criterion over several seeds, and its check in each; `measured` is the median, NaN where one is NaN."""
 
-    of_seeds: tuple[Check, ...] = ()
+    of_seeds: Checks = ()
 
     @property
     def values(self) -> tuple[float, ...]:
