@@ -21,7 +21,7 @@ from triptych.errors import CheckpointError, InputError
 from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.model import Model, create
 from triptych.native import library
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.probe import zero
 from triptych.quantize import adapter_merging
 

@@ -108,7 +108,7 @@ def head_taken_out(module: nn.Transformer) -> int:
     """Values of half a head, in place and past torch's count; of packed matrices the bytes of its rows."""
     attn = (module.encoder or module.decoder).blocks[0].attn  # type: ignore[union-attr]
     weight = attn.v.weight
-    if isinstance(weight, nn.weights.PackedWeight):
+    if isinstance(weight, nn.packed_weight.PackedWeight):
         weight.blocks.data.view(-1)[200 : weight.blocks.numel() // 2 - 200] = 0
     else:
         weight.data[2 : attn.spec.value_width // 2 - 1] = 0  # rows between those whose bytes were compared once
@@ -117,7 +117,7 @@ def head_taken_out(module: nn.Transformer) -> int:
 
 def column(module: nn.Transformer) -> int:
     weight = (module.encoder or module.decoder).blocks[0].attn.v.weight  # type: ignore[union-attr]
-    if isinstance(weight, nn.weights.PackedWeight):
+    if isinstance(weight, nn.packed_weight.PackedWeight):
         weight.blocks.data.view(-1)[200 : weight.blocks.numel() // 2 - 200 : 40] = 77
     else:
         weight.data[1:-1, 33] = 3.0

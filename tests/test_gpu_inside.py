@@ -19,7 +19,7 @@ from triptych.checkpoints.convert import convert
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.probe import Edit
 from triptych.train import Optimizer, prepare, resume, verify_resume
 

@@ -38,7 +38,7 @@ def rounded_modules(monkeypatch: pytest.MonkeyPatch, module: nn.Transformer, ids
     linear = ops.linear
 
     def rounded(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        x, weight = (one.bfloat16().double() for one in (x, nn.weights.dense(weight)))
+        x, weight = (one.bfloat16().double() for one in (x, nn.packed_weight.dense(weight)))
         return linear(x, weight, None if bias is None else bias.double()).float()
 
     with monkeypatch.context() as patch:

@@ -24,7 +24,7 @@ from triptych.generate import Engine, Request, Sampling
 from triptych.native import library
 from triptych.native.loader import LEVELS
 from triptych.native.step import MEMBER, Op
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.program import lower, native_calls, native_executor
 from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_executor import NativeStep

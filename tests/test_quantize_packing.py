@@ -15,7 +15,7 @@ from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import InputError
 from triptych.model import Model, create, load
 from triptych.native import library, why_not
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.quantize import LAYOUTS, BandFormat, packed_weight, packer_for, packing, quantize, repack
 from triptych.train.optimizer import Optimizer, OptimizerSettings
 

@@ -18,7 +18,7 @@ from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError
 from triptych.model import create, load
 from triptych.native import library, why_not
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.quantize import INVERTIBLE, OrderedBandFormat, blocks_of, packed_weight, repack, repack_groups
 
 pytestmark = pytest.mark.skipif(library() is None, reason=why_not() or "")

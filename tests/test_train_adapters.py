@@ -15,7 +15,7 @@ from test_cli_train import said
 from triptych.checkpoints.convert import convert
 from triptych.errors import CheckpointError, ConfigError, InputError
 from triptych.native import library
-from triptych.nn.weights import PackedWeight, dense
+from triptych.nn.packed_weight import PackedWeight, dense
 from triptych.train import check_recipe, prepare, resume, verify_resume
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war.\n" * 30

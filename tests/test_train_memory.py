@@ -20,7 +20,7 @@ from triptych.checkpoints.header import read_header
 from triptych.cli import main
 from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matrices, count
 from triptych.errors import ConfigError, InputError
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.train import causal, check_recipe, check_start, data, job, prepare, resume
 from triptych.train.disk_and_memory import check_step_memory, next_step_memory, recipe_memory
 

@@ -19,7 +19,7 @@ from triptych.model import Model
 from triptych.native import library
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.probe import Ablations, PatchGrid, sites, twin_runs
 from triptych.probe.sites import prefix_of
 from triptych.spec import FramesSpec

@@ -16,7 +16,7 @@ from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import read_weights
 from triptych.errors import InputError
 from triptych.model import Model, create, load
-from triptych.nn.weights import PackedWeight, dense, rows
+from triptych.nn.packed_weight import PackedWeight, dense, rows
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 43, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}

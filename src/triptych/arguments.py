@@ -15,8 +15,8 @@ from numbers import Real
 from os import PathLike
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
-from triptych.errors import ArgumentError, InputError, TriptychError, first_line, shown
-from triptych.migration_hints import WRONG_TYPE, of_argument
+from .errors import ArgumentError, InputError, TriptychError, first_line, shown
+from .migration_hints import WRONG_TYPE, of_argument
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from triptych.errors import InputError, TriptychError, shown
+from .errors import InputError, TriptychError, shown
 
 
 def read_regular(path: Path, limit: int, error: Callable[[str], TriptychError]) -> bytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.errors import InputError
+from .errors import InputError
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from triptych.errors import ArgumentError, MissingNameError, nearest, shown
+from .errors import ArgumentError, MissingNameError, nearest, shown
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 PACKAGE: Mapping[str, str] = _TABLES["package"]

@@ -1,11 +1,11 @@
 """Attention without `nn` modules: kernels, masks, position encodings, the KV cache, and statistics of weights."""
 
-from triptych.attention.cache_steps import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache, SumPlan
-from triptych.attention.caches import Cache, CrossCache, CrossKeys, EncoderOutput
-from triptych.attention.dispatch import KERNELS, attend, why
-from triptych.attention.layer_cache import CachedLayer, CacheType, StoredForm, check_cache_type, stored_form
-from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
-from triptych.attention.position_biases import (
+from .cache_steps import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache, SumPlan
+from .caches import Cache, CrossCache, CrossKeys, EncoderOutput
+from .dispatch import KERNELS, attend, why
+from .layer_cache import CachedLayer, CacheType, StoredForm, check_cache_type, stored_form
+from .mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
+from .position_biases import (
     alibi_bias,
     alibi_slopes,
     disentangled_bias,
@@ -13,19 +13,19 @@ from triptych.attention.position_biases import (
     t5_bias,
     t5_bucket,
 )
-from triptych.attention.reference import attend_reference, attention_pattern, attention_scores
-from triptych.attention.request import ContentBias, Heads, ScoreBias, prepare
-from triptych.attention.rope import attention_factor, inverse_frequencies, rope_angles, rotate, sinusoidal
-from triptych.attention.row_plan import (
+from .reference import attend_reference, attention_pattern, attention_scores
+from .request import ContentBias, Heads, ScoreBias, prepare
+from .rope import attention_factor, inverse_frequencies, rope_angles, rotate, sinusoidal
+from .row_plan import (
     AttendPlan,
     FlatKeys,
     KeyLayout,
     RowPlan,
     SlotKeys,
 )
-from triptych.attention.row_scores import RowScores
-from triptych.attention.rows import Rows
-from triptych.attention.statistics import AttentionStatistics, KeyLabels, attention_statistics, pattern_statistics
+from .row_scores import RowScores
+from .rows import Rows
+from .statistics import AttentionStatistics, KeyLabels, attention_statistics, pattern_statistics
 
 __all__ = [
     "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "AttendPlan",

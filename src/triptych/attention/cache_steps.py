@@ -16,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triptych.attention.layer_cache import Snapshot, Store
-from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
-from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
-from triptych.attention.row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
-from triptych.attention.rows import KeysAndValues, Rows, batched, neighbours
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
+
+from .layer_cache import Snapshot, Store
+from .mechanisms import LINEAR, Mechanism, divided, features, running
+from .request import ContentBias, Heads, ScoreBias, placed_request
+from .row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
+from .rows import KeysAndValues, Rows, batched, neighbours
 
 
 @runtime_checkable

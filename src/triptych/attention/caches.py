@@ -17,11 +17,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention.cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
-from triptych.attention.layer_cache import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
-from triptych.attention.row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
-from triptych.attention.rows import KeysAndValues, Rows
 from triptych.errors import InputError, ProbeError
+
+from .cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
+from .layer_cache import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
+from .row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
+from .rows import KeysAndValues, Rows
 
 
 class _Stores:

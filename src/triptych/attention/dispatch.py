@@ -12,8 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from triptych.arguments import checked
-from triptych.attention import kernel_dense, kernel_sparse, reference
-from triptych.attention.request import (
+from triptych.errors import InputError, nearest
+from triptych.spec.masks import Full, Mask
+
+from . import kernel_dense, kernel_sparse, reference
+from .request import (
     AttentionRequest,
     KeyArray,
     OutputArray,
@@ -23,8 +26,6 @@ from triptych.attention.request import (
     ValueArray,
     prepare,
 )
-from triptych.errors import InputError, nearest
-from triptych.spec.masks import Full, Mask
 
 SHORT = 1 << 11  # query-key pairs up to which an explicit pattern beats the fused kernel on a CPU
 SHORT_HALF = 1 << 16  # the same in half precision, where the fused backward is slow on short rows

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention import mask_lowering
-from triptych.attention.layer_cache import Store
-from triptych.attention.reference import softmax
-from triptych.attention.request import AttentionRequest, Runner
 from triptych.spec.masks import Causal
+
+from . import mask_lowering
+from .layer_cache import Store
+from .reference import softmax
+from .request import AttentionRequest, Runner
 
 WIDEST_REGISTER = 64  # bytes, of any processor that torch is compiled for
 

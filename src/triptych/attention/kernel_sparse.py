@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triptych.attention import kernel_dense, mask_lowering
-from triptych.attention.request import AttentionRequest, Runner
 from triptych.spec.masks import BlockSparse, Dense, Points
+
+from . import kernel_dense, mask_lowering
+from .request import AttentionRequest, Runner
 
 SCORES = 1 << 24  # score elements of one piece when the pattern is materialized
 

@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from triptych.attention import dispatch, mask_lowering, reference
-from triptych.attention.reference import Hook
-from triptych.attention.request import (
+from triptych.errors import InputError
+from triptych.spec.masks import Causal, Points
+
+from . import dispatch, mask_lowering, reference
+from .reference import Hook
+from .request import (
     AttentionRequest,
     KeyArray,
     OutputArray,
@@ -22,8 +25,6 @@ from triptych.attention.request import (
     ValueArray,
     prepare,
 )
-from triptych.errors import InputError
-from triptych.spec.masks import Causal, Points
 
 _NO_SCORES = "linear attention: it has no scores and no pattern to read or edit"
 CHUNK = 64  # tokens whose pairs linear attention forms at once

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
 from triptych import ops
-from triptych.attention.rows import PerToken
 from triptych.errors import InputError
+
+from .rows import PerToken
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " H"]:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.arguments import checked
-from triptych.attention.request import (
+from triptych.errors import ArgumentError, InputError, shown
+
+from .request import (
     AttentionRequest,
     KeyArray,
     OutputArray,
@@ -22,7 +24,6 @@ from triptych.attention.request import (
     ValueArray,
     prepare,
 )
-from triptych.errors import ArgumentError, InputError, shown
 
 Hook = Callable[[str, Tensor], Tensor]
 """Called with ("scores", [B, H, T, S]) - exactly what enters softmax, hidden entries -inf, no sink column - and with

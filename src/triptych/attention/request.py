@@ -13,10 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from triptych.arguments import checked, number
-from triptych.attention import mask_lowering
-from triptych.attention.rows import Rows
 from triptych.errors import InputError
 from triptych.spec.masks import Dense, Full, Mask, Points
+
+from . import mask_lowering
+from .rows import Rows
 
 Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
 from triptych import ops
-from triptych.attention.rows import PerToken
 from triptych.errors import InputError
 from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, RopeSpec, SinusoidalSpec, YaRN
+
+from .rows import PerToken
 
 PerPair = Float[Tensor, "N half"]
 

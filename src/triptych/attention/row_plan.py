@@ -18,9 +18,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention import mask_lowering
-from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
-from triptych.attention.request import (
+from triptych.errors import InputError
+from triptych.spec.masks import Keys, Mask
+
+from . import mask_lowering
+from .mechanisms import DOT_PRODUCT, Mechanism
+from .request import (
     AttentionRequest,
     ContentBias,
     Heads,
@@ -29,7 +32,7 @@ from triptych.attention.request import (
     consecutive_positions,
     placed_request,
 )
-from triptych.attention.rows import (
+from .rows import (
     Batching,
     CacheKeys,
     FlatBatchKeys,
@@ -39,8 +42,6 @@ from triptych.attention.rows import (
     batched,
     neighbours,
 )
-from triptych.errors import InputError
-from triptych.spec.masks import Keys, Mask
 
 SIMILAR = 64  # causal rows below twice this length, and beyond it rows within a factor of two, are padded together
 SHORT = 64  # rows of an encoder below this length are padded together, in three sizes

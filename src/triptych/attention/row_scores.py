@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from triptych.attention import mask_lowering, reference
-from triptych.attention.mechanisms import DOT_PRODUCT
-from triptych.attention.request import ContentBias
-from triptych.attention.row_plan import FlatKeys, RowPlan, keys_of
 from triptych.spec.masks import Causal, Full, Points, Window
+
+from . import mask_lowering, reference
+from .mechanisms import DOT_PRODUCT
+from .request import ContentBias
+from .row_plan import FlatKeys, RowPlan, keys_of
 
 PIECE = 1 << 20  # scores of one piece: with what is computed from them they fit the caches of a core
 

@@ -26,9 +26,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from triptych.attention.row_scores import RowScores, ScorePiece
 from triptych.native import ScoreTile, library, usable_threads
 from triptych.native.step import STATISTICS_PANEL, STATISTICS_TOP
+
+from .row_scores import RowScores, ScorePiece
 
 OfQueries = Float[Tensor, "h t"]
 """A number for each query of each head."""

@@ -18,13 +18,14 @@ import torch
 from triptych import nn
 from triptych.arguments import checked, number
 from triptych.attention import CacheType, check_cache_type
-from triptych.check import paths, peer
-from triptych.check.comparison import Case, Finding, Quality, Report, SiteDifference, case_of, max_abs_diff
-from triptych.check.quality import TEXT, quality, why_not
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError
 from triptych.model import Model, load
+
+from . import paths, peer
+from .comparison import Case, Finding, Quality, Report, SiteDifference, case_of, max_abs_diff
+from .quality import TEXT, quality, why_not
 
 PEERS = ("transformers", "none")
 ModelOrPath = str | Path | Model  # `load` says what is wrong with another

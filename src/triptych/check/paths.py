@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from triptych.check.comparison import Case, headless, max_abs_diff, mixture
 from triptych.generate import Engine, Request
 from triptych.model import Model, load
 from triptych.probe import Plan, Session, sites
+
+from .comparison import Case, headless, max_abs_diff, mixture
 
 ALONE, CACHED, CHUNKED = "row in a batch = row alone", "cached = uncached", "prefill in chunks = in one"
 MAX_COPIED_BYTES = 1 << 30  # bytes of weights up to which a copy on disk is made

@@ -8,10 +8,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.check.comparison import Case, SiteDifference, max_abs_diff
 from triptych.errors import InputError
 from triptych.nn import InputRow
 from triptych.probe import Plan, Session
+
+from .comparison import Case, SiteDifference, max_abs_diff
 
 
 @runtime_checkable

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from triptych.attention import CacheType, check_cache_type
-from triptych.check.comparison import Quality, measured, run
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.spec import LMHeadSpec
+
+from .comparison import Quality, measured, run
 
 WINDOW = 256  # tokens of a row; a shorter context shortens it
 MOST = 2048  # tokens of a text that are read

@@ -6,10 +6,10 @@ Files, without torch until a tensor is read: `source` is the interface of every 
 writes one back, `convert` changes a checkpoint's format, `describe` lists what is in one.
 """
 
-from triptych.checkpoints.hub import fetch, local_path
-from triptych.checkpoints.locate import open_source
-from triptych.checkpoints.save import atomic_write, is_complete, recover, write_directory
-from triptych.checkpoints.source import LoadedTensor, LoadReport, Source, read_json
+from .hub import fetch, local_path
+from .locate import open_source
+from .save import atomic_write, is_complete, recover, write_directory
+from .source import LoadedTensor, LoadReport, Source, read_json
 
 __all__ = [
     "LoadReport",

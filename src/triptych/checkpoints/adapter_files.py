@@ -22,16 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.checkpoints.adapter_targets import is_never_read, module_names, slots_of, stored_modules
-from triptych.checkpoints.locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
-from triptych.checkpoints.save import write_directory
-from triptych.checkpoints.source import Source, json_if_there, json_object
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.multimodal_text import text_name
 from triptych.mapping import Values, names_in
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn.lora import LoraFactors
 from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
+
+from .adapter_targets import is_never_read, module_names, slots_of, stored_modules
+from .locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
+from .save import write_directory
+from .source import Source, json_if_there, json_object
 
 WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")

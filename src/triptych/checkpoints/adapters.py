@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from triptych.arguments import integer, number
-from triptych.checkpoints.adapter_files import adapter_base, base_digest, write_adapter
-from triptych.checkpoints.adapter_targets import ALL_LINEAR, slot_groups
-from triptych.checkpoints.hub import local_path
-from triptych.checkpoints.locate import PREFIX, HubName, is_adapter, model_in_run, open_source
 from triptych.errors import CheckpointError, FetchError, InputError, shown
 from triptych.nn import Adapter, Transformer, attach, factors_of, fresh_factors
 from triptych.spec import LinearSpec
+
+from .adapter_files import adapter_base, base_digest, write_adapter
+from .adapter_targets import ALL_LINEAR, slot_groups
+from .hub import local_path
+from .locate import PREFIX, HubName, is_adapter, model_in_run, open_source
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,23 @@ from torch import Tensor
 
 from triptych import families
 from triptych.arguments import checked, readable
-from triptych.checkpoints import Source, open_source, recover, write_directory
-from triptych.checkpoints.adapter_files import read_adapter
-from triptych.checkpoints.adapters import with_base
-from triptych.checkpoints.gguf_export import QUANTIZED, Origin, export_gguf, packed_type, without_idle_pooler
-from triptych.checkpoints.header import BESIDE, Header, read_header
-from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, StoredParameters, to_checkpoint
-from triptych.checkpoints.locate import PICKLES
-from triptych.checkpoints.packed_safetensors import plain_dtype
-from triptych.checkpoints.save import check_directory, target_of
 from triptych.errors import CheckpointError, InputError
 from triptych.mapping import Values
 from triptych.mapping.gguf_metadata import difference
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.spec import ModelSpec as Spec
 from triptych.text import Tokenizer
+
+from . import Source, open_source, recover, write_directory
+from .adapter_files import read_adapter
+from .adapters import with_base
+from .gguf_export import QUANTIZED, Origin, export_gguf, packed_type, without_idle_pooler
+from .header import BESIDE, Header, read_header
+from .load_weights import DetachedWeights, ModelParameters, StoredParameters, to_checkpoint
+from .locate import PICKLES
+from .packed_safetensors import plain_dtype
+from .save import check_directory, target_of
 
 Format = Literal["hf", "gguf"]
 #: Endings of the files in an HF directory.

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from triptych import families
-from triptych.checkpoints import open_source
-from triptych.checkpoints.header import Header, read_header
 from triptych.count import count
 from triptych.mapping import Values
 from triptych.spec import LinearSpec, ModelSpec, Part
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
+
+from . import open_source
+from .header import Header, read_header
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,6 @@ from typing import Any
 import torch
 
 from triptych import families, text
-from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
-from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
-from triptych.checkpoints.header import KEY, SentenceSettings
-from triptych.checkpoints.load_weights import ModelParameters
 from triptych.mapping import Values
 from triptych.mapping.gguf_types import TYPES
 from triptych.mapping.tensor_plan import TensorLoad
@@ -22,6 +18,11 @@ from triptych.spec import ModelSpec as Spec
 from triptych.spec import PoolingSpec
 from triptych.text import Tokenizer
 from triptych.text.gguf_tokenizer import OWN_KEYS
+
+from .gguf_blocks import FORMATS, WRITABLE
+from .gguf_writer import GGUFTensor, write_gguf
+from .header import KEY, SentenceSettings
+from .load_weights import ModelParameters
 
 #: Values of `dtype` -> GGUF's name of a packed type.
 QUANTIZED = {name.lower(): name for name in WRITABLE}

@@ -15,15 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.source import Source, TensorInfo, check_places, fault, map_file, view
 from triptych.errors import CheckpointError, shown
 from triptych.mapping import Values
 from triptych.mapping.gguf_types import BY_NUMBER, TYPES
 
+from .source import Source, TensorInfo, check_places, fault, map_file, view
+
 if TYPE_CHECKING:
     import torch
 
-    from triptych.checkpoints.gguf_blocks import PackedBlocks
+    from .gguf_blocks import PackedBlocks
 
 MAX_PAIRS = MAX_TENSORS = 1 << 16
 MAX_KEY = 1 << 16  # bytes; the format's own limit
@@ -62,7 +63,7 @@ class GGUFSource(Source):
 
     def blocks(self, name: str) -> PackedBlocks:
         """The tensor in its stored blocks, a view of the mapped file.  Raises CheckpointError for a plain type."""
-        from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
+        from .gguf_blocks import PackedBlocks, block_format
 
         return PackedBlocks(block_format(self.info(name).dtype), self.read_raw(name))
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.save import replacing
 from triptych.errors import CheckpointError, first_line, shown
 from triptych.mapping.gguf_types import TYPES
+
+from .save import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +70,7 @@ def _content(entry: GGUFTensor) -> Any:
     """The tensor's bytes as stored."""
     import torch
 
-    from triptych.checkpoints.gguf_blocks import block_format
+    from .gguf_blocks import block_format
 
     values, plain = entry.values().detach().cpu(), TYPES[entry.kind].torch_dtype
     packed = plain is None and values.dtype == torch.uint8

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from triptych import families
-from triptych.checkpoints import Source, local_path, open_source
-from triptych.checkpoints.locate import without_config
-from triptych.checkpoints.packed_safetensors import scheme, unpacked
-from triptych.checkpoints.source import check_text_size, file_size, json_if_there, read_json
 from triptych.errors import CheckpointError, ConfigError, InputError, TextError, first_line, nearest, shown
 from triptych.mapping import Values, names_in
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
+
+from . import Source, local_path, open_source
+from .locate import without_config
+from .packed_safetensors import scheme, unpacked
+from .source import check_text_size, file_size, json_if_there, read_json
 
 if TYPE_CHECKING:
     from triptych.text import Tokenizer

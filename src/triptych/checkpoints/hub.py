@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from triptych.checkpoints.locate import PICKLES, PREFIX, HubName, is_safe, model_in_run, parse_name
 from triptych.errors import FetchError, InputError, first_line, nearest, shown
+
+from .locate import PICKLES, PREFIX, HubName, is_safe, model_in_run, parse_name
 
 _TIMEOUT = 10.0  # seconds without an answer
 

@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from triptych import families
-from triptych.checkpoints import LoadedTensor, LoadReport, Source
-from triptych.checkpoints.gguf_blocks import PackedBlocks
-from triptych.checkpoints.gguf_reader import GGUFSource
-from triptych.checkpoints.packed_groups import PackedGroups
-from triptych.checkpoints.packed_safetensors import PackedSource
 from triptych.errors import CheckpointError, InputError, first_line, nearest, shown
 from triptych.mapping import names_in
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading
+from triptych.nn.packed_weight import PackedWeight, dense
 from triptych.nn.part import Module
-from triptych.nn.weights import PackedWeight, dense
 from triptych.spec import ModelSpec
+
+from . import LoadedTensor, LoadReport, Source
+from .gguf_blocks import PackedBlocks
+from .gguf_reader import GGUFSource
+from .packed_groups import PackedGroups
+from .packed_safetensors import PackedSource
 
 #: What `dtype=` may be called.
 DTYPES: dict[str, torch.dtype] = {
@@ -106,7 +107,7 @@ def read_weights(
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
-    packed matrices of a file stay packed where their slot can use them so (`nn.weights`): those of a GGUF file in its
+    packed matrices of a file stay packed where their slot can use them so (`nn.packed_weight`): those of a GGUF file in its
     blocks, or with a `packer`, which AWQ and GPTQ need, in the layout that it gives them.  A `packer` packs matrices of
     plain numbers too.
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,

@@ -8,9 +8,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.checkpoints import gguf_reader, safetensors
-from triptych.checkpoints.source import Source, fault, is_plain_name, read_json
 from triptych.errors import CheckpointError, FetchError, shown
+
+from . import gguf_reader, safetensors
+from .source import Source, fault, is_plain_name, read_json
 
 PREFIX = "hub:"
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triptych.checkpoints.source import Source, TensorInfo, fault
 from triptych.errors import shown
+
+from .source import Source, TensorInfo, fault
 
 if TYPE_CHECKING:
     import torch

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, stored_groups
-from triptych.checkpoints.source import Source, TensorInfo, fault
 from triptych.errors import ConfigError, nearest, shown
 from triptych.mapping.config_keys import ConfigKeys
+
+from .packed_groups import GroupReader, PackedGroups, stored_groups
+from .source import Source, TensorInfo, fault
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.source import (
+from triptych.errors import CheckpointError, shown
+
+from .source import (
     Source,
     TensorInfo,
     check_places,
@@ -28,7 +30,6 @@ from triptych.checkpoints.source import (
     read_json,
     view,
 )
-from triptych.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     import torch

@@ -18,11 +18,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triptych.checkpoints.locate import PICKLES, open_source
-from triptych.checkpoints.safetensors import DTYPES, INDEX_SUFFIX
-from triptych.checkpoints.source import is_plain_name, read_json
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.files import writable_name
+
+from .locate import PICKLES, open_source
+from .safetensors import DTYPES, INDEX_SUFFIX
+from .source import is_plain_name, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,8 +1,8 @@
 """The costs of a model, from its spec alone: parameters, bytes, FLOPs, memory and the speed a machine allows."""
 
-from triptych.count.activations import activation_numbers, visible
-from triptych.count.counts import DTYPES, PARTS, Count, Prediction, count, predict, read_in_a_step
-from triptych.count.training import (
+from .activations import activation_numbers, visible
+from .counts import DTYPES, PARTS, Count, Prediction, count, predict, read_in_a_step
+from .training import (
     MAX_LOGITS,
     OF_A_LOGIT,
     TrainingMemory,

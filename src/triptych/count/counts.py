@@ -13,8 +13,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from triptych.arguments import checked, checked_methods, integer, number
-from triptych.count.activations import kv_width, span_of
-from triptych.count.training import TrainingMemory, TrainingRow, activation_bytes
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
 from triptych.spec import (
@@ -30,6 +28,9 @@ from triptych.spec import (
     T5BucketsSpec,
 )
 from triptych.spec.parts import TableSpec
+
+from .activations import kv_width, span_of
+from .training import TrainingMemory, TrainingRow, activation_bytes
 
 if TYPE_CHECKING:
     from triptych.program.kind_programs import KindProgram

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
-from triptych.count.activations import activation_numbers
 from triptych.spec import LinearSpec, ModelSpec
+
+from .activations import activation_numbers
 
 MAX_LOGITS = 1 << 26  # numbers of [M, V] in memory at a time in training: 256 MiB in fp32
 OF_A_LOGIT = 3  # numbers when the backward begins: the log-probability, its gradient, and the logit's gradient

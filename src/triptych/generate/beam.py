@@ -11,10 +11,11 @@ from torch import Tensor
 from triptych import machine
 from triptych.arguments import checked, integer, number
 from triptych.errors import InputError
-from triptych.generate.engine import Engine
-from triptych.generate.request import LiveRow, Request
-from triptych.generate.sampling import Sampling, apply_rules, check_finite
 from triptych.probe import Session
+
+from .engine import Engine
+from .request import LiveRow, Request
+from .sampling import Sampling, apply_rules, check_finite
 
 BLOCK = 64  # columns of logits whose maximum is looked at first
 OF_A_TOKEN = 8  # bytes of a logit and of its log-probability

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from triptych.errors import InputError
-from triptych.generate.engine import Engine
-from triptych.generate.next_tokens import choose
-from triptych.generate.request import LiveRow, Request
+
+from .engine import Engine
+from .next_tokens import choose
+from .request import LiveRow, Request
 
 
 class DraftModel:

@@ -21,18 +21,19 @@ from torch import Tensor
 from triptych.arguments import check_ids, checked, integer
 from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError, TextError, shown
-from triptych.generate.next_tokens import Choice, choose
-from triptych.generate.prefixes import Prefixes
-from triptych.generate.request import LiveRow, Output, Request, check_new, check_request
-from triptych.generate.speculation import Speculation, accepts
-from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
-from triptych.generate.stops import StopDetector
 from triptych.migration_hints import Explained
 from triptych.nn import Transformer
 from triptych.probe import Session
 from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
+
+from .next_tokens import Choice, choose
+from .prefixes import Prefixes
+from .request import LiveRow, Output, Request, check_new, check_request
+from .speculation import Speculation, accepts
+from .step_runner import Executor, ForwardResult, StepRunner
+from .stops import StopDetector
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from triptych.arguments import checked
 from triptych.errors import InputError
-from triptych.generate.beam import beam_search, check_beams
-from triptych.generate.engine import Engine
-from triptych.generate.request import LiveRow, Request, TokenLogprobs
-from triptych.generate.scheduling import MAX_ROWS, OnProgress, QueueProgress, Scheduler, check_fits, free_cache_bytes
-from triptych.generate.stops import before_stop
 from triptych.migration_hints import Explained
 from triptych.probe import Trace
 from triptych.text import Tokenizer
 from triptych.text.detokenize import TextStream
+
+from .beam import beam_search, check_beams
+from .engine import Engine
+from .request import LiveRow, Request, TokenLogprobs
+from .scheduling import MAX_ROWS, OnProgress, QueueProgress, Scheduler, check_fits, free_cache_bytes
+from .stops import before_stop
 
 OnToken = Callable[[int, int], None]  # (number of the request, id)
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.generate.request import LiveRow, TokenLogprobs
-from triptych.generate.sampling import NOT_FINITE, Sampling, apply_rules, sample
+
+from .request import LiveRow, TokenLogprobs
+from .sampling import NOT_FINITE, Sampling, apply_rules, sample
 
 
 @dataclass(eq=False)

@@ -21,9 +21,10 @@ from weakref import WeakSet
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.generate.request import LiveRow
-from triptych.generate.step_runner import StepRunner
 from triptych.program.module_changes import ModuleFingerprint, checksums, equal, refusal, unseen_changes
+
+from .request import LiveRow
+from .step_runner import StepRunner
 
 LEAST = 8  # ids; fewer are computed again, which takes less time than copying them
 

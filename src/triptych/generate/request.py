@@ -9,10 +9,11 @@ from torch import Tensor
 
 from triptych.arguments import checked_methods, integer, listed
 from triptych.errors import InputError, shown
-from triptych.generate.sampling import Rule, Sampling, check_rules
-from triptych.generate.stops import StopDetector, stop_strings
 from triptych.nn import InputRow
 from triptych.probe import Session
+
+from .sampling import Rule, Sampling, check_rules
+from .stops import StopDetector, stop_strings
 
 GREEDY = Sampling()
 

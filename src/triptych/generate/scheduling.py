@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from triptych import machine
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, shown
-from triptych.generate.engine import Engine
-from triptych.generate.request import LiveRow, Output, Request
+
+from .engine import Engine
+from .request import LiveRow, Output, Request
 
 MAX_ROWS = 32  # at once
 BUDGET = 512  # ids of a step

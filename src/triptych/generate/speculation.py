@@ -20,8 +20,9 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.attention import Cache
 from triptych.attention.layer_cache import Snapshot
-from triptych.generate.request import LiveRow
-from triptych.generate.step_runner import StepRunner
+
+from .request import LiveRow
+from .step_runner import StepRunner
 
 LONGEST_NGRAM = 3
 SHORTEST_NGRAM = 2

@@ -15,7 +15,6 @@ from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.attention.mask_lowering import implies_causal
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
-from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.program.module_changes import ModuleGuard
@@ -25,6 +24,8 @@ from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.static_executor import StaticStep, best_of, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
+
+from .request import LiveRow
 
 Executor = Literal["auto", "modules", "static", "compiled"]
 

@@ -16,7 +16,7 @@ from triptych.generate.beam import beam_search
 from triptych.media import audio
 from triptych.model import Model, load
 from triptych.nn import Batch, InputRow
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import prompts_in_bf16
 from triptych.quantize import BandFormat, kernel_matrix, packing_arguments

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from triptych.model.model import Model, create, load
+from .model import Model, create, load
 
 __all__ = ["Model", "create", "load"]

@@ -24,13 +24,14 @@ from triptych.checkpoints.load_weights import compute_dtype, read_weights, usabl
 from triptych.errors import ConfigError, InputError, nearest
 from triptych.families.named_configs import NAMED
 from triptych.generate import Engine
-from triptych.model.training import ModelTraining
 from triptych.probe import Edits, Plan, Reads, heads, link
 from triptych.probe.trace_size import check_fires, check_size, limit_of, trace_size
 from triptych.quantize import packing_for
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks import Texts
 from triptych.text import RenderedPrompt, Tokenizer
+
+from .training import ModelTraining
 
 
 @checked_methods

@@ -13,8 +13,9 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
 from triptych.errors import ConfigError, InputError, shown
-from triptych.model.logits_and_traces import ModelInside
 from triptych.tasks import Texts
+
+from .logits_and_traces import ModelInside
 
 if TYPE_CHECKING:  # what trains needs a tenth of a second to import, which other commands do not wait for
     from triptych.train import Event, Recipe

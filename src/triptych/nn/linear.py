@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from triptych import ops
 from triptych.spec import norms, parts
 
+from .packed_weight import dense, rows
 from .part import Module, VectorMap
-from .weights import dense, rows
 
 
 class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):

@@ -12,8 +12,8 @@ from triptych import ops
 from triptych.errors import InputError
 
 from .linear import Linear
+from .packed_weight import dense, rows
 from .transformer import Adapter, Transformer
-from .weights import dense, rows
 
 
 @dataclass(frozen=True, eq=False)

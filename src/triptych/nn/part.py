@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from triptych.attention import AttendPlan, ContentBias, Rows
 from triptych.spec.part import Part
 
-from .weights import PackedWeight
+from .packed_weight import PackedWeight
 
 S = TypeVar("S", bound=Part)
 VectorMap = Callable[[Tensor], Tensor]
@@ -42,7 +42,7 @@ class Module(nn.Module, Generic[S]):
     dtype: torch.dtype
     device: torch.device
 
-    #: Whether `weight` is a matrix that may be packed (`nn.weights`).  A part that needs the exact numbers of one it
+    #: Whether `weight` is a matrix that may be packed (`nn.packed_weight`).  A part that needs the exact numbers of one it
     #: holds, as those that choose among few do, sets it to False there.
     takes_packed: bool = False
 

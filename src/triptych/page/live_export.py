@@ -24,7 +24,7 @@ from triptych.attention.position_biases import alibi_slopes, distance_row, t5_bu
 from triptych.attention.rope import attention_factor, inverse_frequencies
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.nn.weights import dense
+from triptych.nn.packed_weight import dense
 from triptych.program import Entry, Instruction, Program, lower
 from triptych.program.module_changes import refusal
 from triptych.quantize import quantize

@@ -1,4 +1,4 @@
-// Calls of the engine (live_worker_requests.js), in a worker or in the page's thread; `call` promises the answer.
+// Calls of the engine (live_engine.js), in a worker or in the page's thread; `call` promises the answer.
 
 function workerCalls() {
   const script = `${document.getElementById("interpreter").textContent}\nserve();`;

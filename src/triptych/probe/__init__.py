@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING
 
 from triptych.errors import MissingNameError
 from triptych.migration_hints import of_package
-from triptych.probe.sites import Site, sites
+
+from .sites import Site, sites
 
 if TYPE_CHECKING:
-    from triptych.probe.ablation import AblatedUnit, Ablations, ablate
-    from triptych.probe.apply_plan import Session
-    from triptych.probe.lenses import Lens, lens, rollout, value_weighted
-    from triptych.probe.links import LinkScore, LinkTable, link
-    from triptych.probe.logit_attribution import LogitAttribution, attribute_logit
-    from triptych.probe.metric import Metric
-    from triptych.probe.patching import PatchGrid, patch, steer
-    from triptych.probe.path_patching import path_patch
-    from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
-    from triptych.probe.roles import ROLES, HeadRole, HeadTable, RoleEffect, heads
-    from triptych.probe.trace import Trace
-    from triptych.probe.trace_size import TraceSize
-    from triptych.probe.trace_values import Statistics
+    from .ablation import AblatedUnit, Ablations, ablate
+    from .apply_plan import Session
+    from .lenses import Lens, lens, rollout, value_weighted
+    from .links import LinkScore, LinkTable, link
+    from .logit_attribution import LogitAttribution, attribute_logit
+    from .metric import Metric
+    from .patching import PatchGrid, patch, steer
+    from .path_patching import path_patch
+    from .reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
+    from .roles import ROLES, HeadRole, HeadTable, RoleEffect, heads
+    from .trace import Trace
+    from .trace_size import TraceSize
+    from .trace_values import Statistics
 
 __all__ = [
     "ROLES", "AblatedUnit", "Ablations", "Edit", "Edits", "HeadRole", "HeadTable", "Lens", "LinkScore",
@@ -38,7 +39,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise MissingNameError(f"module {__name__!r} has no attribute {name!r}{of_package(name, __all__)}")
-    from triptych.probe import (
+    from . import (
         ablation,
         apply_plan,
         lenses,

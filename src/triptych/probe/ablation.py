@@ -20,10 +20,11 @@ from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.display import JsonResult, largest
-from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
-from triptych.probe.patching import check_metric
-from triptych.probe.prompts import (
+
+from .display import JsonResult, largest
+from .metric import Answer, MetricFunction, MetricName, metric_of
+from .patching import check_metric
+from .prompts import (
     BATCH_TOKENS,
     EditedRun,
     Place,
@@ -39,8 +40,8 @@ from triptych.probe.prompts import (
     same_prompts,
     values_at,
 )
-from triptych.probe.sites import HeadName, Site, attention_head, match, sites
-from triptych.probe.twin_runs import TwinRuns, margin_text
+from .sites import HeadName, Site, attention_head, match, sites
+from .twin_runs import TwinRuns, margin_text
 
 Replaced = Literal["zero", "mean", "resample"]
 _PATTERNS: dict[str, tuple[str, ...]] = {

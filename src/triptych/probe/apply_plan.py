@@ -15,12 +15,13 @@ from torch import Tensor
 from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows, SumPlan
 from triptych.errors import ProbeError, first_line, shown
 from triptych.nn import NO_TAPS, Taps
-from triptych.probe.reads_and_edits import Edit, Plan, Read, Where
-from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, matrix
-from triptych.probe.trace import Trace
-from triptych.probe.trace_recording import Attended, Notes, PassedValues, index_of, positions_of, read_scores, split
-from triptych.probe.trace_values import How, Statistics
 from triptych.program.native_reads import StepReads
+
+from .reads_and_edits import Edit, Plan, Read, Where
+from .sites import CONTEXT_SITES, MATRIX_SITES, matrix
+from .trace import Trace
+from .trace_recording import Attended, Notes, PassedValues, index_of, positions_of, read_scores, split
+from .trace_values import How, Statistics
 
 
 class Session:

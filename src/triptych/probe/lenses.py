@@ -28,8 +28,11 @@ from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
 from triptych.nn.attention import Attention
 from triptych.nn.stack import Stack
-from triptych.probe.display import Displayed, JsonResult
-from triptych.probe.prompts import (
+from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
+from triptych.spec.model import ModelSpec
+
+from .display import Displayed, JsonResult
+from .prompts import (
     ProbedModel,
     PromptInput,
     check_positions,
@@ -39,9 +42,7 @@ from triptych.probe.prompts import (
     token_names,
     values_at,
 )
-from triptych.probe.sites import prefix_of, sites, stack_of
-from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
-from triptych.spec.model import ModelSpec
+from .sites import prefix_of, sites, stack_of
 
 StackName = Literal["encoder", "decoder"]
 SHOWN_TOKENS = 3  # per cell of a printed lens

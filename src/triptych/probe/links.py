@@ -12,10 +12,11 @@ from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.errors import InputError
-from triptych.probe.prompts import ProbedModel, name_tokens
-from triptych.probe.reads_and_edits import Read
-from triptych.probe.role_ablation import Ablation, unit
-from triptych.probe.role_scores import (
+
+from .prompts import ProbedModel, name_tokens
+from .reads_and_edits import Read
+from .role_ablation import Ablation, unit
+from .role_scores import (
     FAMILY,
     FLOOR,
     AttentionStack,
@@ -26,7 +27,7 @@ from triptych.probe.role_scores import (
     mean_weight,
     trace_samples,
 )
-from triptych.probe.role_texts import TEXTS, HeadSample, Word, ordinary_ids, place, words_of
+from .role_texts import TEXTS, HeadSample, Word, ordinary_ids, place, words_of
 
 DRAWS = 120  # texts with another word in the place of each of the two: one of them is below 1%
 TOKENS = 1024  # of rows that are read at once

@@ -27,11 +27,12 @@ from triptych.nn import heads as nn_heads
 from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
-from triptych.probe.display import Displayed, JsonResult, largest
-from triptych.probe.lenses import per_head, vocabulary
-from triptych.probe.metric import Answer, answers_of, token_id
-from triptych.probe.prompts import ProbedModel, PromptInput, measured_at, name_tokens, prompt_of, values_at
-from triptych.probe.sites import prefix_of, sites, stack_of
+
+from .display import Displayed, JsonResult, largest
+from .lenses import per_head, vocabulary
+from .metric import Answer, answers_of, token_id
+from .prompts import ProbedModel, PromptInput, measured_at, name_tokens, prompt_of, values_at
+from .sites import prefix_of, sites, stack_of
 
 PARTS = ("embed", ".attn.z", ".cross.z", ".mlp.out", ".branch.out", "final")  # sites that hold parts of the stream
 

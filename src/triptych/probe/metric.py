@@ -12,8 +12,9 @@ from torch import Tensor
 
 from triptych.arguments import takes
 from triptych.errors import InputError, shown
-from triptych.probe.prompts import ProbedModel, index_below, name_tokens
-from triptych.probe.sites import sites
+
+from .prompts import ProbedModel, index_below, name_tokens
+from .sites import sites
 
 MetricName = Literal["logit-difference", "logit", "probability", "log-probability", "kl"]
 Answer = str | int

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.prompts import (
+
+from .prompts import (
     Place,
     ProbedModel,
     Prompt,
@@ -23,7 +24,7 @@ from triptych.probe.prompts import (
     of_source,
     token_names,
 )
-from triptych.probe.sites import Site, match, matrix, sites
+from .sites import Site, match, matrix, sites
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -26,10 +26,11 @@ from torch import Tensor
 from triptych.arguments import checked, integer, number, readable
 from triptych.checkpoints.safetensors import open_file
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.display import Displayed, JsonResult
-from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, metric_of
-from triptych.probe.patch_places import Alignment, Cells, Pairs, cells_of, patched_sites
-from triptych.probe.prompts import (
+
+from .display import Displayed, JsonResult
+from .metric import Answer, Metric, MetricFunction, MetricName, metric_of
+from .patch_places import Alignment, Cells, Pairs, cells_of, patched_sites
+from .prompts import (
     BATCH_TOKENS,
     EditedRun,
     ProbedModel,
@@ -44,9 +45,9 @@ from triptych.probe.prompts import (
     two_prompts,
     values_at,
 )
-from triptych.probe.reads_and_edits import Edit, Plan, Read, add
-from triptych.probe.sites import Selection, match, matrix, sites
-from triptych.probe.twin_runs import TwinRuns, margin_of, margin_text
+from .reads_and_edits import Edit, Plan, Read, add
+from .sites import Selection, match, matrix, sites
+from .twin_runs import TwinRuns, margin_of, margin_text
 
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
 ROUNDING = 64  # units in the last place: of smaller differences of two metrics a good part is rounding

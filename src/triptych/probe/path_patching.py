@@ -24,9 +24,11 @@ from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
-from triptych.probe.patching import PatchGrid, check_metric
-from triptych.probe.prompts import (
+from triptych.spec.model import ModelSpec
+
+from .metric import Answer, MetricFunction, MetricName, metric_of
+from .patching import PatchGrid, check_metric
+from .prompts import (
     BATCH_TOKENS,
     Change,
     EditedRun,
@@ -40,9 +42,8 @@ from triptych.probe.prompts import (
     two_prompts,
     values_at,
 )
-from triptych.probe.sites import HeadName, Site, attention_head, sites
-from triptych.probe.twin_runs import Observed, TwinRuns
-from triptych.spec.model import ModelSpec
+from .sites import HeadName, Site, attention_head, sites
+from .twin_runs import Observed, TwinRuns
 
 Projection = Literal["q", "k", "v"]
 

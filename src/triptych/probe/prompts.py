@@ -14,17 +14,18 @@ from triptych.arguments import as_index, integer
 from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
 from triptych.nn import InputRow, Taps
-from triptych.probe.apply_plan import Session
-from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where
-from triptych.probe.sites import Site, matrix
-from triptych.probe.trace import Trace
-from triptych.probe.trace_size import check_size, limit_of, trace_size
 from triptych.spec import BlockSpec, ClassHeadSpec, PoolingSpec, RopeSpec
 from triptych.spec.masks import And, Causal, Mask, Or
 from triptych.spec.model import ModelSpec
 from triptych.spec.parts import StackSpec
 from triptych.spec.positions import LongRope
 from triptych.text import Tokenizer
+
+from .apply_plan import Session
+from .reads_and_edits import Edit, Edits, Plan, Reads, Where
+from .sites import Site, matrix
+from .trace import Trace
+from .trace_size import check_size, limit_of, trace_size
 
 BATCH_TOKENS = 4096  # tokens of one forward over many runs
 Change = Callable[[Tensor], Tensor]  # what one row has at a site, [T, ...] or [H, T, S], to what it goes on with

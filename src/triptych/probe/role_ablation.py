@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.probe.prompts import ProbedModel
-from triptych.probe.reads_and_edits import Edit, Where, zero
-from triptych.probe.role_scores import HeadIndex, HeadLayer, trace_samples
-from triptych.probe.role_texts import HeadSample
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
+
+from .prompts import ProbedModel
+from .reads_and_edits import Edit, Where, zero
+from .role_scores import HeadIndex, HeadLayer, trace_samples
+from .role_texts import HeadSample
 
 TOKENS = 640  # of all rows that run at once
 RANDOM = 4  # draws of random heads for several heads together, and half of that for one head

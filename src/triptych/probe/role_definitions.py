@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.probe.role_texts import HeadSample
+from .role_texts import HeadSample
 
 DRAWS = 1600  # random rows a role: with 16 roles, 1% of them all
 FARTHEST = 8  # offset that is searched

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.probe.prompts import ProbedModel, check_numbers
-from triptych.probe.reads_and_edits import Edits, Plan, Reads, zero
-from triptych.probe.role_definitions import DRAWS, Labels, View, label
-from triptych.probe.role_texts import HeadSample
-from triptych.probe.sites import prefix_of, sites
-from triptych.probe.trace import Trace
-from triptych.probe.trace_size import trace_size
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
+
+from .prompts import ProbedModel, check_numbers
+from .reads_and_edits import Edits, Plan, Reads, zero
+from .role_definitions import DRAWS, Labels, View, label
+from .role_texts import HeadSample
+from .sites import prefix_of, sites
+from .trace import Trace
+from .trace_size import trace_size
 
 FAMILY = 0.01  # probability that a model without any role has one above its null, over all heads and roles
 FLOOR = 0.25  # of the weight that even attention leaves: less is no role, however far from chance

@@ -17,11 +17,12 @@ import torch
 
 from triptych.arguments import check_ids, checked, integer
 from triptych.errors import InputError, nearest, shown
-from triptych.probe.display import Displayed, plain
-from triptych.probe.prompts import ProbedModel
-from triptych.probe.role_ablation import Ablation, Effect, unit
-from triptych.probe.role_definitions import FAR, FARTHEST, NEAR
-from triptych.probe.role_scores import (
+
+from .display import Displayed, plain
+from .prompts import ProbedModel
+from .role_ablation import Ablation, Effect, unit
+from .role_definitions import FAR, FARTHEST, NEAR
+from .role_scores import (
     CROSS_ROLES,
     FAMILY,
     SELF_ROLES,
@@ -31,7 +32,7 @@ from triptych.probe.role_scores import (
     attentions,
     score_all,
 )
-from triptych.probe.role_texts import CUT, LINKS, TEXTS, HeadSample, Link, linked_samples, punctuation, random_samples
+from .role_texts import CUT, LINKS, TEXTS, HeadSample, Link, linked_samples, punctuation, random_samples
 
 TOGETHER = 8  # heads of a role, at most, that are ablated together
 RARE = 0.1  # of the token types of the texts

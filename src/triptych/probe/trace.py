@@ -14,10 +14,11 @@ from triptych.checkpoints.safetensors import open_file
 from triptych.checkpoints.save import replacing, write_safetensors
 from triptych.checkpoints.source import fault
 from triptych.errors import ProbeError, nearest, shown
-from triptych.probe.display import Displayed
-from triptych.probe.sites import CONTEXT_SITES, leaf_of
-from triptych.probe.trace_values import Branches, DeferredPiece, How, Record, Records
 from triptych.text import Tokenizer
+
+from .display import Displayed
+from .sites import CONTEXT_SITES, leaf_of
+from .trace_values import Branches, DeferredPiece, How, Record, Records
 
 SHOWN = 24  # sites that `repr` lists
 MOST = 1 << 24  # positions of one row of a file
@@ -143,7 +144,7 @@ class Trace(Displayed):
         A saved trace that is there already is replaced.  Raises InputError for the ending of another format,
         CheckpointError where it cannot be written, and where another file is there.
         """
-        from triptych.probe.trace_file import KEY, Contents, StoredRow, check_place, ranges
+        from .trace_file import KEY, Contents, StoredRow, check_place, ranges
 
         check_place(Path(path))
 
@@ -175,7 +176,7 @@ class Trace(Displayed):
     @checked
     def load(path: str | Path) -> Trace:
         """Read a file that `save` wrote.  Raises CheckpointError for one that is damaged or holds something else."""
-        from triptych.probe.trace_file import KEY, contents_of
+        from .trace_file import KEY, contents_of
 
         path, trace = Path(path), Trace()
         source = open_file(path)

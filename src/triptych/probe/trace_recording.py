@@ -30,11 +30,12 @@ from triptych.attention import (
 from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.row_scores import ScorePiece
 from triptych.native.huge_pages import HugePages
-from triptych.probe.reads_and_edits import Edit, Plan, Read, select
-from triptych.probe.sites import MATRIX_SITES, matrix
-from triptych.probe.trace import Trace
-from triptych.probe.trace_values import Computation, Computations, DeferredPiece, How, Statistics, reduced
 from triptych.program.native_reads import StepReads
+
+from .reads_and_edits import Edit, Plan, Read, select
+from .sites import MATRIX_SITES, matrix
+from .trace import Trace
+from .trace_values import Computation, Computations, DeferredPiece, How, Statistics, reduced
 
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
 

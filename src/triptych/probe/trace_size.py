@@ -11,10 +11,11 @@ from triptych import machine
 from triptych.arguments import integer
 from triptych.errors import ConfigError, ProbeError, shown
 from triptych.nn import Transformer
-from triptych.probe.reads_and_edits import Edit, Plan, Read, select
-from triptych.probe.sites import CONTEXT_SITES, Site
-from triptych.probe.trace_values import Statistics
 from triptych.program import lower
+
+from .reads_and_edits import Edit, Plan, Read, select
+from .sites import CONTEXT_SITES, Site
+from .trace_values import Statistics
 
 WITHOUT_MEMORY = 1 << 30  # bytes a trace may take where the system does not say what is free
 TRACE_MEMORY_FRACTION = 0.5  # of the free memory otherwise

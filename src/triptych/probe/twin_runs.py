@@ -26,12 +26,13 @@ from triptych.arguments import integer
 from triptych.attention import AttendPlan, ContentBias, Rows
 from triptych.nn import Taps
 from triptych.nn.feedforward import MoE
-from triptych.nn.weights import PackedWeight
-from triptych.probe.metric import MetricFunction
-from triptych.probe.prompts import Change, EditedRun, ProbedModel, differ, forward
-from triptych.probe.sites import prefix_of
+from triptych.nn.packed_weight import PackedWeight
 from triptych.program.module_changes import refusal
 from triptych.spec.model import ModelSpec
+
+from .metric import MetricFunction
+from .prompts import Change, EditedRun, ProbedModel, differ, forward
+from .sites import prefix_of
 
 TOGETHER = 128  # tokens of a forward on a CPU, where more are hardly faster; elsewhere `batch_tokens`
 #: The margin of a mixture: so many roundings of the largest number, or so many times what was measured if that is more,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from triptych.nn.packed_weight import PackedWeight
 from triptych.nn.part import Module
-from triptych.nn.weights import PackedWeight
 
 _blocks = attrgetter("blocks")
 _version = attrgetter("_version", "dtype")

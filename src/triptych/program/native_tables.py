@@ -16,7 +16,7 @@ from triptych.attention.rope import rope_angles
 from triptych.errors import ConfigError, InputError
 from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op, Records
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 
 from .lower import lower
 from .module_changes import ModuleFingerprint, WeightVersions, refusal, unseen_changes

@@ -9,7 +9,7 @@ from torch import Tensor
 from triptych.checkpoints.gguf_blocks import WRITABLE, GGUFBlockFormat, PackedBlocks, block_format
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.nn import Transformer, assign, detach, factors_of
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 
 from .packing import BandFormat, OrderedBandFormat, packed_weight
 from .repack import repack

@@ -3,16 +3,18 @@ translate, and statistics of attention.  Those for users are methods of `Model`.
 
 from triptych.checkpoints.header import label_names
 from triptych.program.native_encoder import Matmul
-from triptych.tasks.answer import Answer, answer
-from triptych.tasks.encode import encode, note_on_products, note_on_prompts, note_on_vectors
-from triptych.tasks.generation_requests import end_ids, generation_requests, speculation
-from triptych.tasks.labels import classify, fill
-from triptych.tasks.model_inputs import ModelInputs, Texts
-from triptych.tasks.search import Embedder, Hit, SearchResult, identity_of, search, search_with
-from triptych.tasks.statistics import statistics
-from triptych.tasks.tag import Entity, Strategy, Tag, entities, joined, tag
-from triptych.tasks.transcribe import Segment, Transcript, WhisperDecoder, transcribe
-from triptych.tasks.writing import (
+from triptych.text import WhisperTokens
+
+from .answer import Answer, answer
+from .encode import encode, note_on_products, note_on_prompts, note_on_vectors
+from .generation_requests import end_ids, generation_requests, speculation
+from .labels import classify, fill
+from .model_inputs import ModelInputs, Texts
+from .search import Embedder, Hit, SearchResult, identity_of, search, search_with
+from .statistics import statistics
+from .tag import Entity, Strategy, Tag, entities, joined, tag
+from .transcribe import Segment, Transcript, WhisperDecoder, transcribe
+from .writing import (
     answer_in_words,
     summarize,
     summary,
@@ -20,7 +22,6 @@ from triptych.tasks.writing import (
     translation,
     written_answer,
 )
-from triptych.text import WhisperTokens
 
 __all__ = [
     "Answer", "Embedder", "Entity", "Hit", "Matmul", "ModelInputs", "SearchResult", "Segment", "Strategy",

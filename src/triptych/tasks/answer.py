@@ -12,9 +12,10 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.errors import InputError
 from triptych.spec import SpanHeadSpec
-from triptych.tasks.labels import head_outputs
-from triptych.tasks.model_inputs import TaskModel
 from triptych.text import Encoded
+
+from .labels import head_outputs
+from .model_inputs import TaskModel
 
 
 @dataclass(frozen=True)

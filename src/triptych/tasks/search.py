@@ -17,14 +17,15 @@ from torch import Tensor
 
 from triptych.arguments import integer
 from triptych.errors import CheckpointError, InputError, shown
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.pip_packages import cache_directory
 from triptych.probe.content_hash import digest
-from triptych.tasks.encode import encode, pooling_of
-from triptych.tasks.model_inputs import ModelInputs, TaskModel
-from triptych.tasks.search_index import FORMAT, Embedded, Span, check_place, cut, read_index, write_index
 from triptych.text import Tokenizer
 from triptych.text.corpus import TextFile, read_folder
+
+from .encode import encode, pooling_of
+from .model_inputs import ModelInputs, TaskModel
+from .search_index import FORMAT, Embedded, Span, check_place, cut, read_index, write_index
 
 TOKENS, OVERLAP = 128, 32  # of a passage, unless the model reads fewer
 AT_ONCE = 256  # passages embedded between two reports of progress

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from triptych.errors import InputError, shown
 from triptych.spec import ReplacedHeadSpec, TokenHeadSpec
-from triptych.tasks.labels import head_outputs
-from triptych.tasks.model_inputs import TaskModel
 from triptych.text import Encoded, Tokenizer
+
+from .labels import head_outputs
+from .model_inputs import TaskModel
 
 
 @dataclass(frozen=True)

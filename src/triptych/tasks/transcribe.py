@@ -25,8 +25,9 @@ from triptych.generate import Engine, LiveRow, Request, Rule, Sampling
 from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
-from triptych.tasks.model_inputs import TaskModel
 from triptych.text import Tokenizer, WhisperTokens
+
+from .model_inputs import TaskModel
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while the text is repetitive or unlikely
 REPETITIVE, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # zlib's ratio, mean log-probability, probability of no speech

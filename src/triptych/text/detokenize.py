@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import InputError
-from triptych.text.tokenizer_limits import steps
+
+from .tokenizer_limits import steps
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER = 4  # most bytes of a character in UTF-8, and so most tokens that one needs

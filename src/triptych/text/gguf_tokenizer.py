@@ -16,8 +16,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
-from triptych.text.chat import ChatTemplate
-from triptych.text.sentencepiece_file import (
+
+from .chat import ChatTemplate
+from .sentencepiece_file import (
     BYTE,
     CONTROL,
     MAX_PIECE,
@@ -27,9 +28,9 @@ from triptych.text.sentencepiece_file import (
     Malformed,
     check_charsmap,
 )
-from triptych.text.sentencepiece_tokenizers import bytes_to_text
-from triptych.text.specials import Specials, surround
-from triptych.text.tokenizer import Tokenizer
+from .sentencepiece_tokenizers import bytes_to_text
+from .specials import Specials, surround
+from .tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
 #: Special token -> the key of its id.

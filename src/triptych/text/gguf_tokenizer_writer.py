@@ -13,7 +13,8 @@ from itertools import product
 from typing import Any
 
 from triptych.errors import TextError
-from triptych.text.gguf_tokenizer import (
+
+from .gguf_tokenizer import (
     COMPOSED,
     SCHEME,
     SPECIAL_IDS,
@@ -23,8 +24,8 @@ from triptych.text.gguf_tokenizer import (
     byte_level_words,
     from_gguf,
 )
-from triptych.text.sentencepiece_file import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from triptych.text.tokenizer import Tokenizer
+from .sentencepiece_file import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from .tokenizer import Tokenizer
 
 #: Every split once, under the name that most versions of llama.cpp know.
 _NAMES = ("gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken", "gpt-4o")

@@ -14,11 +14,12 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.arguments import checked
 from triptych.errors import TextError
-from triptych.text.corpus_cuts import words_together
-from triptych.text.detokenize import BYTE_OF
-from triptych.text.gguf_tokenizer import byte_level
-from triptych.text.specials import DECODER, ENCODER, SpecialsLayout
-from triptych.text.tokenizer import Tokenizer, check_unicode
+
+from .corpus_cuts import words_together
+from .detokenize import BYTE_OF
+from .gguf_tokenizer import byte_level
+from .specials import DECODER, ENCODER, SpecialsLayout
+from .tokenizer import Tokenizer, check_unicode
 
 MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken before the first token is made
 

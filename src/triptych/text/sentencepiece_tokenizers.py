@@ -8,10 +8,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
-from triptych.text import sentencepiece_file as sentencepiece
-from triptych.text.sentencepiece_file import Pieces
-from triptych.text.side_files import read_vocab_json
-from triptych.text.specials import Specials
+
+from . import sentencepiece_file as sentencepiece
+from .sentencepiece_file import Pieces
+from .side_files import read_vocab_json
+from .specials import Specials
 
 _OUTER_SPACES = r"\A +| +\z"  # `^` and `$` would match at line ends
 _Entries = list[tuple[str, float]]

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from triptych.text import shakespeare
+from . import shakespeare
 
 COMEDIES = (
     "alls_well_that_ends_well", "as_you_like_it", "comedy_of_errors", "loves_labours_lost", "measure_for_measure",

@@ -18,10 +18,11 @@ from triptych.arguments import check_ids, checked_methods
 from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library, shown
 from triptych.files import writable_name
 from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
-from triptych.text import corpus_cuts, tokenizer_limits
-from triptych.text.chat import ChatTemplate, RenderedPrompt
-from triptych.text.detokenize import TextStream, TokenNames, without_spaces
-from triptych.text.specials import Specials
+
+from . import corpus_cuts, tokenizer_limits
+from .chat import ChatTemplate, RenderedPrompt
+from .detokenize import TextStream, TokenNames, without_spaces
+from .specials import Specials
 
 if TYPE_CHECKING:
     from torch import Tensor

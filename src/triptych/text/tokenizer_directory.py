@@ -26,14 +26,15 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from triptych.arguments import checked
 from triptych.errors import TextError, library, nearest, shown
 from triptych.files import exists
-from triptych.text import sentencepiece_tokenizers as sentencepiece
-from triptych.text.chat import ChatTemplate
-from triptych.text.gguf_tokenizer import SPLITS, Split, byte_level, byte_level_words, word_piece
-from triptych.text.sentencepiece_file import check_charsmap
-from triptych.text.sentencepiece_tokenizers import TokenizerFiles
-from triptych.text.side_files import MAX_ID, add_tokens, read_json_object, read_lines, read_text, read_vocab_json
-from triptych.text.specials import Specials
-from triptych.text.tokenizer import Tokenizer
+
+from . import sentencepiece_tokenizers as sentencepiece
+from .chat import ChatTemplate
+from .gguf_tokenizer import SPLITS, Split, byte_level, byte_level_words, word_piece
+from .sentencepiece_file import check_charsmap
+from .sentencepiece_tokenizers import TokenizerFiles
+from .side_files import MAX_ID, add_tokens, read_json_object, read_lines, read_text, read_vocab_json
+from .specials import Specials
+from .tokenizer import Tokenizer
 
 #: A `tokenizer.json` without a match has no id over a few million and no table of replacements, however it is spelled.
 _NEEDS_CHECK = re.compile(r"\d{8}|charsmap|\\u00[2-7]")

@@ -11,8 +11,9 @@ from tokenizers import AddedToken
 
 from triptych.arguments import checked
 from triptych.errors import InputError, TextError, nearest, shown
-from triptych.text.specials import SPEECH
-from triptych.text.tokenizer import Tokenizer
+
+from .specials import SPEECH
+from .tokenizer import Tokenizer
 
 TASKS = ("transcribe", "translate")
 ENGLISH = 51864  # vocabulary size of the models that know no other language

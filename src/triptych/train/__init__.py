@@ -13,13 +13,14 @@ from typing import Any
 
 from triptych import injected_functions
 from triptych.migration_hints import answer_for
-from triptych.train.checkpoints import Checkpoints
-from triptych.train.data import CausalText, Data, MaskedText, Pairs
-from triptych.train.evaluate import HeldOut, Score, evaluate
-from triptych.train.job import Job, check_start, prepare, resume, verify_resume
-from triptych.train.loop import Event, Progress, Trainer
-from triptych.train.new_recipe import write_new_recipe
-from triptych.train.objectives import (
+
+from .checkpoints import Checkpoints
+from .data import CausalText, Data, MaskedText, Pairs
+from .evaluate import HeldOut, Score, evaluate
+from .job import Job, check_start, prepare, resume, verify_resume
+from .loop import Event, Progress, Trainer
+from .new_recipe import write_new_recipe
+from .objectives import (
     Example,
     ShownRow,
     ShownToken,
@@ -31,11 +32,11 @@ from triptych.train.objectives import (
     seq2seq,
     show_batch,
 )
-from triptych.train.optimizer import Optimizer, OptimizerSettings, Schedule
-from triptych.train.precision import DivergedError
-from triptych.train.recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
-from triptych.train.run_lock import Interrupted
-from triptych.train.settings import RunSettings
+from .optimizer import Optimizer, OptimizerSettings, Schedule
+from .precision import DivergedError
+from .recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
+from .run_lock import Interrupted
+from .settings import RunSettings
 
 __all__ = [
     "OBJECTIVES", "CausalText", "Checkpoints", "Data", "DivergedError", "Event", "Example", "HeldOut", "Interrupted",

@@ -23,14 +23,15 @@ from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
 from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
-from triptych.train import metrics
-from triptych.train.data import EpochRows
-from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Device, Example, Ids, TrainingBatch
-from triptych.train.recipe import Recipe
-from triptych.train.records import DataRecord
-from triptych.train.settings import Config
-from triptych.train.task import ObjectiveTask, Prepared, read_split, written
+
+from . import metrics
+from .data import EpochRows
+from .evaluate import HeldOut, Score
+from .objectives import Device, Example, Ids, TrainingBatch
+from .recipe import Recipe
+from .records import DataRecord
+from .settings import Config
+from .task import ObjectiveTask, Prepared, read_split, written
 
 MEMORY = 1 << 30  # bytes of mel frames that stay in memory; the frames of further files are computed each time
 GENERATION = "generation_config.json"

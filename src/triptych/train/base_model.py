@@ -21,7 +21,8 @@ from triptych.errors import ConfigError, TextError
 from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
-from triptych.train.settings import BelowOne, Config, Positive, Rate, RecipeSection
+
+from .settings import BelowOne, Config, Positive, Rate, RecipeSection
 
 
 class BaseSettings(RecipeSection):

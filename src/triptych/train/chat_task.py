@@ -7,11 +7,12 @@ import numpy as np
 from triptych.errors import InputError, TextError, shown
 from triptych.nn import Transformer
 from triptych.text import ChatTemplate, Tokenizer
-from triptych.train.evaluate import HeldOut
-from triptych.train.objectives import Example
-from triptych.train.recipe import Recipe
-from triptych.train.records import DataRecord
-from triptych.train.task import ObjectiveTask, Prepared, epoch_rows, read_split
+
+from .evaluate import HeldOut
+from .objectives import Example
+from .recipe import Recipe
+from .records import DataRecord
+from .task import ObjectiveTask, Prepared, epoch_rows, read_split
 
 Message = Mapping[str, object]
 Span = tuple[int, int]

@@ -42,8 +42,9 @@ from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
-from triptych.train.loop import Progress, StepRecord, Trainer
-from triptych.train.settings import Config, NonNegative, RecipeSection
+
+from .loop import Progress, StepRecord, Trainer
+from .settings import Config, NonNegative, RecipeSection
 
 S = TypeVar("S", bound=RecipeSection)
 WholeNumber = Annotated[int, Field(ge=0)]

@@ -23,13 +23,14 @@ from triptych.attention import Rows
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train import metrics
-from triptych.train.data import groups
-from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, joined
-from triptych.train.recipe import Recipe
-from triptych.train.records import DataRecord
-from triptych.train.task import HeadTask, Prepared, epoch_rows, read_split, trained_at
+
+from . import metrics
+from .data import groups
+from .evaluate import HeldOut, Score
+from .objectives import Device, Example, TrainingBatch, collate, exact, joined
+from .recipe import Recipe
+from .records import DataRecord
+from .task import HeadTask, Prepared, epoch_rows, read_split, trained_at
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -17,7 +17,8 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from triptych.errors import InputError
-from triptych.train.objectives import Example, Ids, Integers, TokenIds, TokenMasking, causal, seq2seq
+
+from .objectives import Example, Ids, Integers, TokenIds, TokenMasking, causal, seq2seq
 
 T = TypeVar("T")
 Piece = tuple[Ids, ...]  # parallel arrays, such as tokens and their targets

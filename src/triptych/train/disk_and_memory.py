@@ -25,15 +25,16 @@ from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.count import TrainingMemory, TrainingRow, activation_bytes, block_matrices, count
 from triptych.errors import CheckpointError, InputError, TriptychError
-from triptych.nn.weights import PackedWeight
+from triptych.nn.packed_weight import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
-from triptych.train.loop import Trainer
-from triptych.train.objectives import TrainingBatch
-from triptych.train.precision import chosen
-from triptych.train.recipe import Recipe
-from triptych.train.records import SUFFIXES
-from triptych.train.settings import RunSettings
-from triptych.train.sources import SHAKESPEARE
+
+from .loop import Trainer
+from .objectives import TrainingBatch
+from .precision import chosen
+from .recipe import Recipe
+from .records import SUFFIXES
+from .settings import RunSettings
+from .sources import SHAKESPEARE
 
 
 @dataclass(frozen=True)

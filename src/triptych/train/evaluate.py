@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from triptych.errors import InputError
 from triptych.nn import Transformer
-from triptych.train.data import Data
-from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, final
+
+from .data import Data
+from .objectives import Device, Example, TrainingBatch, collate, exact, final
 
 FEWEST = 8  # batches of an evaluation
 

@@ -26,12 +26,13 @@ from triptych.errors import ConfigError, InputError
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
 from triptych.spec import PatchesSpec
-from triptych.train import metrics
-from triptych.train.data import check, groups, with_hidden_words
-from triptych.train.evaluate import HeldOut, Score
-from triptych.train.label_tasks import LabelTask, judged_classes
-from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
-from triptych.train.objectives import (
+
+from . import metrics
+from .data import check, groups, with_hidden_words
+from .evaluate import HeldOut, Score
+from .label_tasks import LabelTask, judged_classes
+from .labelled import HeadLoss, LabelledBatch, LabelledExample
+from .objectives import (
     Device,
     Example,
     Integers,
@@ -40,10 +41,10 @@ from triptych.train.objectives import (
     joined,
     seq2seq,
 )
-from triptych.train.recipe import Recipe
-from triptych.train.records import DataRecord
-from triptych.train.settings import Config
-from triptych.train.task import ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
+from .recipe import Recipe
+from .records import DataRecord
+from .settings import Config
+from .task import ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
 
 CAPTION_FAMILY = "vision-encoder-decoder"
 PREPROCESSOR = "preprocessor_config.json"

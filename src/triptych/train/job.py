@@ -31,24 +31,25 @@ from triptych.text import (
     from_directory,
     word_tokenizer,
 )
-from triptych.train.audio_records import TranscriptTask
-from triptych.train.base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
-from triptych.train.chat_task import ChatTask
-from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
-from triptych.train.contrastive import ContrastiveTask
-from triptych.train.data import Windows
-from triptych.train.disk_and_memory import DiskSpace, check_recipe_memory, check_step_memory
-from triptych.train.image_tasks import CaptionTask, ImageLabelTask
-from triptych.train.label_tasks import LabelTask, SpanTask, TagTask
-from triptych.train.loop import Event, Progress, Trainer
-from triptych.train.new_head import ENCODER_DECODERS, LAYOUTS, check_layout
-from triptych.train.optimizer import Optimizer
-from triptych.train.recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
-from triptych.train.run_lock import Interrupted, RunLock, on_signal
-from triptych.train.settings import Config
-from triptych.train.sources import FOLDED, SHAKESPEARE
-from triptych.train.task import HeadTask, ObjectiveTask
-from triptych.train.text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, ReplacedTask
+
+from .audio_records import TranscriptTask
+from .base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
+from .chat_task import ChatTask
+from .checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
+from .contrastive import ContrastiveTask
+from .data import Windows
+from .disk_and_memory import DiskSpace, check_recipe_memory, check_step_memory
+from .image_tasks import CaptionTask, ImageLabelTask
+from .label_tasks import LabelTask, SpanTask, TagTask
+from .loop import Event, Progress, Trainer
+from .new_head import ENCODER_DECODERS, LAYOUTS, check_layout
+from .optimizer import Optimizer
+from .recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
+from .run_lock import Interrupted, RunLock, on_signal
+from .settings import Config
+from .sources import FOLDED, SHAKESPEARE
+from .task import HeadTask, ObjectiveTask
+from .text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, ReplacedTask
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
 _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}

@@ -13,13 +13,14 @@ import numpy as np
 from triptych.errors import ConfigError, InputError, shown
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train import metrics
-from triptych.train.evaluate import Score
-from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExample, SeveralLoss, SpanLoss, labelled
-from triptych.train.objectives import Integers
-from triptych.train.recipe import ObjectiveSettings, Recipe
-from triptych.train.records import DataRecord
-from triptych.train.task import HeadTask, Outputs, Prepared, epoch_rows, read_split, trained_at
+
+from . import metrics
+from .evaluate import Score
+from .labelled import IGNORED, ClassLoss, HeadLoss, LabelledExample, SeveralLoss, SpanLoss, labelled
+from .objectives import Integers
+from .recipe import ObjectiveSettings, Recipe
+from .records import DataRecord
+from .task import HeadTask, Outputs, Prepared, epoch_rows, read_split, trained_at
 
 
 class LabelTask(HeadTask):

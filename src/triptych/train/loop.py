@@ -19,12 +19,13 @@ import torch
 
 from triptych import machine
 from triptych.nn import Transformer
-from triptych.train import objectives
-from triptych.train.data import Data, RandomUse, micro_batches, random_numbers
-from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
-from triptych.train.objectives import TrainingBatch, collate
-from triptych.train.optimizer import Optimizer, Schedule
-from triptych.train.precision import (
+
+from . import objectives
+from .data import Data, RandomUse, micro_batches, random_numbers
+from .evaluate import FEWEST, HeldOut, Score, evaluate
+from .objectives import TrainingBatch, collate
+from .optimizer import Optimizer, Schedule
+from .precision import (
     LOWER,
     DivergedError,
     autocast,
@@ -35,7 +36,7 @@ from triptych.train.precision import (
     has_dropout,
     nonfinite_parameter,
 )
-from triptych.train.settings import Finite, RunSettings
+from .settings import Finite, RunSettings
 
 Phase = Literal["step", "evaluation", "sample", "checkpoint"]
 REMEMBERED = 3  # times of each part; a first step is slower than the others

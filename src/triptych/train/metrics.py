@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triptych.errors import InputError
-from triptych.train.objectives import Integers
+
+from .objectives import Integers
 
 EntitySpan = tuple[str, int, int]
 POINTS = ("BLEU", "chrF")  # metrics from 0 to 100, as sacrebleu gives them; all others are shares

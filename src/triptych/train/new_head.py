@@ -13,8 +13,9 @@ from triptych.errors import ConfigError
 from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
-from triptych.train.recipe import Objective
-from triptych.train.settings import Config
+
+from .recipe import Objective
+from .settings import Config
 
 HeadKind = Literal["labels", "tags", "spans", "contrastive", "replaced"]
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)

@@ -19,12 +19,13 @@ from triptych.errors import InputError, TextError
 from triptych.files import exists
 from triptych.spec import FramesSpec, LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.text import corpus
-from triptych.train.new_head import HEAD_KINDS, check_layout, head_config
-from triptych.train.recipe import FINE_TUNING, Objective, Recipe, check_recipe, read_tables, sections
-from triptych.train.records import columns_of
-from triptych.train.settings import Config, RecipeSection
-from triptych.train.sources import FOLDED, SHAKESPEARE
-from triptych.train.task import known_by_name
+
+from .new_head import HEAD_KINDS, check_layout, head_config
+from .recipe import FINE_TUNING, Objective, Recipe, check_recipe, read_tables, sections
+from .records import columns_of
+from .settings import Config, RecipeSection
+from .sources import FOLDED, SHAKESPEARE
+from .task import known_by_name
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from triptych.errors import CheckpointError, InputError
 from triptych.nn import Transformer
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
-from triptych.train.data import groups
-from triptych.train.settings import BelowOne, NonNegative, Rate, RecipeSection, Share
+
+from .data import groups
+from .settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 
 MOMENTUM = 0.95
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch

@@ -19,9 +19,10 @@ from pydantic_core import ErrorDetails
 from triptych.arguments import checked
 from triptych.errors import ConfigError, nearest, shown
 from triptych.families.named_configs import NAMED
-from triptych.train.base_model import AdapterRecipe, BaseSettings
-from triptych.train.optimizer import OptimizerSettings, Schedule
-from triptych.train.settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, suggestion
+
+from .base_model import AdapterRecipe, BaseSettings
+from .optimizer import OptimizerSettings, Schedule
+from .settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, suggestion
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from triptych.errors import ConfigError, InputError, TextError, counted, first_line, nearest, shown
 from triptych.text import corpus
-from triptych.train.data import RandomUse, random_numbers
+
+from .data import RandomUse, random_numbers
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")  # endings of images in a folder

@@ -7,9 +7,10 @@ from typing import NamedTuple, TypeVar
 
 from triptych.errors import ConfigError, TextError, counted
 from triptych.text import corpus, shakespeare
-from triptych.train.data import RandomUse, random_numbers
-from triptych.train.recipe import DataSettings, Recipe
-from triptych.train.records import SUFFIXES, read_records
+
+from .data import RandomUse, random_numbers
+from .recipe import DataSettings, Recipe
+from .records import SUFFIXES, read_records
 
 SHAKESPEARE = "shakespeare"
 FOLDED = "shakespeare:folded"  # pairs in lower case, without punctuation

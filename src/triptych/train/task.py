@@ -18,15 +18,16 @@ from triptych.generate import Engine, Generation, Request, Scheduler, generate
 from triptych.nn import InputRow, Transformer
 from triptych.spec import LMHeadSpec
 from triptych.text import Encoded, Tokenizer, shakespeare_labels
-from triptych.train import sources
-from triptych.train.data import Data, EpochRows
-from triptych.train.evaluate import HeldOut, Score, batched
-from triptych.train.labelled import LabelledBatch, LabelledExample
-from triptych.train.new_head import HEADS, HeadKind, head_config, with_head
-from triptych.train.objectives import Example, TrainingBatch, exact
-from triptych.train.recipe import DataSettings, Recipe
-from triptych.train.records import DataRecord, read_records, split
-from triptych.train.settings import Config
+
+from . import sources
+from .data import Data, EpochRows
+from .evaluate import HeldOut, Score, batched
+from .labelled import LabelledBatch, LabelledExample
+from .new_head import HEADS, HeadKind, head_config, with_head
+from .objectives import Example, TrainingBatch, exact
+from .recipe import DataSettings, Recipe
+from .records import DataRecord, read_records, split
+from .settings import Config
 
 SHAKESPEARE: dict[str, shakespeare_labels.LabelKind] = {
     "shakespeare:genres": "genres",

@@ -23,9 +23,10 @@ from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.spec import MaskedLMHeadSpec
 from triptych.text import Encoded, Tokenizer
-from triptych.train import metrics, sources
-from triptych.train.checkpoints import read_model
-from triptych.train.data import (
+
+from . import metrics, sources
+from .checkpoints import read_model
+from .data import (
     CausalText,
     DocumentStream,
     MaskedText,
@@ -36,13 +37,13 @@ from triptych.train.data import (
     check,
     with_hidden_words,
 )
-from triptych.train.evaluate import HeldOut, Score
-from triptych.train.label_tasks import judged_classes
-from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
-from triptych.train.objectives import Example, Ids, Integers, TokenMasking, TrainingBatch, seq2seq
-from triptych.train.recipe import Recipe
-from triptych.train.sources import Pair
-from triptych.train.task import HeadTask, ObjectiveTask, Prepared, written
+from .evaluate import HeldOut, Score
+from .label_tasks import judged_classes
+from .labelled import LabelledExample, ReplacedLoss, labelled
+from .objectives import Example, Ids, Integers, TokenMasking, TrainingBatch, seq2seq
+from .recipe import Recipe
+from .sources import Pair
+from .task import HeadTask, ObjectiveTask, Prepared, written
 
 
 class PlainTextTask(ObjectiveTask):
