@@ -9,8 +9,8 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from . import injected_functions
-from .errors import (
+from triptych import injected_functions
+from triptych.errors import (
     CheckpointError,
     ConfigError,
     FetchError,
@@ -22,12 +22,12 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import train
-    from .attention import attend, attend_reference
-    from .generate import Generation
-    from .model import Model, create, load
-    from .probe import Edit, Read, Trace
-    from .spec.masks import Mask, block_sparse, causal, dense, full, keys, prefix, same_document, window
+    from triptych import train
+    from triptych.attention import attend, attend_reference
+    from triptych.generate import Generation
+    from triptych.model import Model, create, load
+    from triptych.probe import Edit, Read, Trace
+    from triptych.spec.masks import Mask, block_sparse, causal, dense, full, keys, prefix, same_document, window
 
 __version__ = "0.1.0"
 
@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Any:
         case _ if name in __all__:
             import triptych.spec.masks as module
         case _:
-            from .migration_hints import of_package
+            from triptych.migration_hints import of_package
 
             raise MissingNameError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
     value = globals()[name] = getattr(module, name)  # the next use does not come here
@@ -102,13 +102,13 @@ def __dir__() -> list[str]:
 
 
 def _html_of(result: object) -> str:
-    from .page.notebook import display
+    from triptych.page.notebook import display
 
     return display(result)
 
 
 def _train(recipe: Any, **options: Any) -> Model:
-    from .model import Model
+    from triptych.model import Model
 
     return Model.trained(recipe, **options)
 

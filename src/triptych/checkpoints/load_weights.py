@@ -107,9 +107,9 @@ def read_weights(
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
-    packed matrices of a file stay packed where their slot can use them so (`nn.packed_weight`): those of a GGUF file in its
-    blocks, or with a `packer`, which AWQ and GPTQ need, in the layout that it gives them.  A `packer` packs matrices of
-    plain numbers too.
+    packed matrices of a file stay packed where their slot can use them so: those of a GGUF file in its blocks, or with
+    a `packer`, which AWQ and GPTQ need, in the layout that it gives them.  A `packer` packs matrices of plain numbers
+    too.
     Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
     and InputError for a dtype or a device that cannot be used.
     """

@@ -42,7 +42,7 @@ class Module(nn.Module, Generic[S]):
     dtype: torch.dtype
     device: torch.device
 
-    #: Whether `weight` is a matrix that may be packed (`nn.packed_weight`).  A part that needs the exact numbers of one it
+    #: Whether `weight` is a matrix that may be packed (`PackedWeight`).  A part that needs the exact numbers of one it
     #: holds, as those that choose among few do, sets it to False there.
     takes_packed: bool = False
 
