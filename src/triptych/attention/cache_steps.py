@@ -18,7 +18,6 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
-
 from .layer_cache import Snapshot, Store
 from .mechanisms import LINEAR, Mechanism, divided, features, running
 from .request import ContentBias, Heads, ScoreBias, placed_request

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError
-
 from .cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
 from .layer_cache import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
 from .row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys

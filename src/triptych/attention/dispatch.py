@@ -14,7 +14,6 @@ from torch import Tensor
 from triptych.arguments import checked
 from triptych.errors import InputError, nearest
 from triptych.spec.masks import Full, Mask
-
 from . import kernel_dense, kernel_sparse, reference
 from .request import (
     AttentionRequest,

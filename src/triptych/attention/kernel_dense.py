@@ -16,7 +16,6 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.spec.masks import Causal
-
 from . import mask_lowering
 from .layer_cache import Store
 from .reference import softmax

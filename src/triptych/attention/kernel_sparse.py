@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.spec.masks import BlockSparse, Dense, Points
-
 from . import kernel_dense, mask_lowering
 from .request import AttentionRequest, Runner
 

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from triptych.errors import InputError, shown
 from triptych.native.huge_pages import PAGE, HugePages
-
 from .rows import KeysAndValues
 
 LEAST_IN_HUGE_PAGES = 2 * PAGE  # bytes of several stores together: less would leave most of a page unused

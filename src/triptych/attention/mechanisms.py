@@ -13,7 +13,6 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.spec.masks import Causal, Points
-
 from . import dispatch, mask_lowering, reference
 from .reference import Hook
 from .request import (

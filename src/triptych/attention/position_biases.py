@@ -12,7 +12,6 @@ from torch.overrides import has_torch_function_unary
 
 from triptych import ops
 from triptych.errors import InputError
-
 from .rows import PerToken
 
 

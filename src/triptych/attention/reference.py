@@ -14,7 +14,6 @@ from torch import Tensor
 from triptych import ops
 from triptych.arguments import checked
 from triptych.errors import ArgumentError, InputError, shown
-
 from .request import (
     AttentionRequest,
     KeyArray,

@@ -15,7 +15,6 @@ from torch import Tensor
 from triptych.arguments import checked, number
 from triptych.errors import InputError
 from triptych.spec.masks import Dense, Full, Mask, Points
-
 from . import mask_lowering
 from .rows import Rows
 

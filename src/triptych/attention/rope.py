@@ -13,7 +13,6 @@ from torch.overrides import has_torch_function_unary
 from triptych import ops
 from triptych.errors import InputError
 from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, RopeSpec, SinusoidalSpec, YaRN
-
 from .rows import PerToken
 
 PerPair = Float[Tensor, "N half"]

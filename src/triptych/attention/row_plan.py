@@ -20,7 +20,6 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
-
 from . import mask_lowering
 from .mechanisms import DOT_PRODUCT, Mechanism
 from .request import (

@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from triptych.spec.masks import Causal, Full, Points, Window
-
 from . import mask_lowering, reference
 from .mechanisms import DOT_PRODUCT
 from .request import ContentBias

@@ -28,7 +28,6 @@ from torch.nn.functional import pad
 
 from triptych.native import ScoreTile, library, usable_threads
 from triptych.native.step import STATISTICS_PANEL, STATISTICS_TOP
-
 from .row_scores import RowScores, ScorePiece
 
 OfQueries = Float[Tensor, "h t"]

@@ -22,7 +22,6 @@ from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError
 from triptych.model import Model, load
-
 from . import paths, peer
 from .comparison import Case, Finding, Quality, Report, SiteDifference, case_of, max_abs_diff
 from .quality import TEXT, quality, why_not

@@ -11,7 +11,6 @@ from torch import Tensor
 from triptych.generate import Engine, Request
 from triptych.model import Model, load
 from triptych.probe import Plan, Session, sites
-
 from .comparison import Case, headless, max_abs_diff, mixture
 
 ALONE, CACHED, CHUNKED = "row in a batch = row alone", "cached = uncached", "prefill in chunks = in one"

@@ -11,7 +11,6 @@ from torch import Tensor
 from triptych.errors import InputError
 from triptych.nn import InputRow
 from triptych.probe import Plan, Session
-
 from .comparison import Case, SiteDifference, max_abs_diff
 
 

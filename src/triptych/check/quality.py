@@ -13,7 +13,6 @@ from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.spec import LMHeadSpec
-
 from .comparison import Quality, measured, run
 
 WINDOW = 256  # tokens of a row; a shorter context shortens it

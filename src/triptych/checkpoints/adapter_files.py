@@ -28,7 +28,6 @@ from triptych.mapping import Values, names_in
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn.lora import LoraFactors
 from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
-
 from .adapter_targets import is_never_read, module_names, slots_of, stored_modules
 from .locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
 from .save import write_directory

@@ -15,7 +15,6 @@ from triptych.arguments import integer, number
 from triptych.errors import CheckpointError, FetchError, InputError, shown
 from triptych.nn import Adapter, Transformer, attach, factors_of, fresh_factors
 from triptych.spec import LinearSpec
-
 from .adapter_files import adapter_base, base_digest, write_adapter
 from .adapter_targets import ALL_LINEAR, slot_groups
 from .hub import local_path

@@ -26,7 +26,6 @@ from triptych.nn import Transformer
 from triptych.nn.packed_weight import PackedWeight
 from triptych.spec import ModelSpec as Spec
 from triptych.text import Tokenizer
-
 from . import Source, open_source, recover, write_directory
 from .adapter_files import read_adapter
 from .adapters import with_base

@@ -15,7 +15,6 @@ from triptych.mapping import Values
 from triptych.spec import LinearSpec, ModelSpec, Part
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
-
 from . import open_source
 from .header import Header, read_header
 

@@ -18,7 +18,6 @@ from triptych.spec import ModelSpec as Spec
 from triptych.spec import PoolingSpec
 from triptych.text import Tokenizer
 from triptych.text.gguf_tokenizer import OWN_KEYS
-
 from .gguf_blocks import FORMATS, WRITABLE
 from .gguf_writer import GGUFTensor, write_gguf
 from .header import KEY, SentenceSettings

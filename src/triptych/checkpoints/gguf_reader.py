@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from triptych.errors import CheckpointError, shown
 from triptych.mapping import Values
 from triptych.mapping.gguf_types import BY_NUMBER, TYPES
-
 from .source import Source, TensorInfo, check_places, fault, map_file, view
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from triptych.errors import CheckpointError, first_line, shown
 from triptych.mapping.gguf_types import TYPES
-
 from .save import replacing
 
 if TYPE_CHECKING:

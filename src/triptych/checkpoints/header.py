@@ -16,7 +16,6 @@ from triptych import families
 from triptych.errors import CheckpointError, ConfigError, InputError, TextError, first_line, nearest, shown
 from triptych.mapping import Values, names_in
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
-
 from . import Source, local_path, open_source
 from .locate import without_config
 from .packed_safetensors import scheme, unpacked

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from triptych.errors import FetchError, InputError, first_line, nearest, shown
-
 from .locate import PICKLES, PREFIX, HubName, is_safe, model_in_run, parse_name
 
 _TIMEOUT = 10.0  # seconds without an answer

@@ -21,7 +21,6 @@ from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading
 from triptych.nn.packed_weight import PackedWeight, dense
 from triptych.nn.part import Module
 from triptych.spec import ModelSpec
-
 from . import LoadedTensor, LoadReport, Source
 from .gguf_blocks import PackedBlocks
 from .gguf_reader import GGUFSource

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.errors import CheckpointError, FetchError, shown
-
 from . import gguf_reader, safetensors
 from .source import Source, fault, is_plain_name, read_json
 

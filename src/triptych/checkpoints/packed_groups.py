@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from triptych.errors import shown
-
 from .source import Source, TensorInfo, fault
 
 if TYPE_CHECKING:

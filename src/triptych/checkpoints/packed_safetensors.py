@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triptych.errors import ConfigError, nearest, shown
 from triptych.mapping.config_keys import ConfigKeys
-
 from .packed_groups import GroupReader, PackedGroups, stored_groups
 from .source import Source, TensorInfo, fault
 

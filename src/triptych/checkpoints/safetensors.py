@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triptych.errors import CheckpointError, shown
-
 from .source import (
     Source,
     TensorInfo,

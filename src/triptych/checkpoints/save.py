@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.files import writable_name
-
 from .locate import PICKLES, open_source
 from .safetensors import DTYPES, INDEX_SUFFIX
 from .source import is_plain_name, read_json

@@ -60,7 +60,6 @@ def ablate(
         raise typer.BadParameter("--reference is for --kind mean or resample")
     answers = answers_of(answer, other)
     from triptych.probe.sites import typed_head
-
     from .loading import load_measured, read_texts
 
     rows = read_texts(texts)

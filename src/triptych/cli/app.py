@@ -11,7 +11,6 @@ import typer
 
 from triptych import __version__
 from triptych.errors import MissingExecutableError
-
 from . import (
     ablate,
     bench,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from triptych.errors import InputError, TextError
-
 from . import options, screen
 from .failure import describe_error, print_error
 from .loading import check_generates, decode_stdin, load_draft, load_model

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.families.named_configs import NAMED
-
 from . import options, screen
 from .loading import header_of
 from .options import argument

@@ -67,7 +67,6 @@ def explain(
         raise typer.BadParameter("give MODEL and TEXT, --example NAME, or --playground FILE")
     else:
         from triptych import explain as walks
-
         from .loading import load_measured
 
         # In half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5.

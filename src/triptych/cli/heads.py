@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from triptych.errors import counted
-
 from . import options, screen
 from .screen import plain
 

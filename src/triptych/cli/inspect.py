@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from triptych.errors import InputError
-
 from . import options, screen
 from .loading import base_header, base_of, check_file, header_of, load_measured
 from .screen import mib, plain, shape

@@ -12,7 +12,6 @@ from typer import BadParameter
 
 from triptych.errors import InputError
 from triptych.files import read_regular
-
 from .options import Checkpoint
 from .options import path as path_of
 from .screen import check_suffix, note, waiting

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from triptych.errors import InputError
-
 from . import options, screen
 from .loading import check_file, load_model
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import BadParameter, Exit, Option
 
 from triptych.errors import ConfigError, counted, nearest
-
 from . import options, screen
 from .failure import ReportedExit
 from .training_progress import TrainingProgress, batch_row, held_out, show_batch

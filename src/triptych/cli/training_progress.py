@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from triptych.errors import counted
-
 from . import screen
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.errors import InputError
-
 from . import options, screen
 from .loading import load_model, read_document, read_texts
 

@@ -28,7 +28,6 @@ from triptych.spec import (
     T5BucketsSpec,
 )
 from triptych.spec.parts import TableSpec
-
 from .activations import kv_width, span_of
 from .training import TrainingMemory, TrainingRow, activation_bytes
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from triptych.spec import LinearSpec, ModelSpec
-
 from .activations import activation_numbers
 
 MAX_LOGITS = 1 << 26  # numbers of [M, V] in memory at a time in training: 256 MiB in fp32

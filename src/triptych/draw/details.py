@@ -10,7 +10,6 @@ from triptych.files import tables_of
 from triptych.program import Program
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
-
 from .graph import EMBED, START, Box
 
 Words = tuple[str, str]

@@ -15,7 +15,6 @@ from triptych.files import writable_name
 from triptych.program.kind_programs import KindProgram, lower_kinds
 from triptych.spec import ModelSpec
 from triptych.spec.masks import mask_text
-
 from .details import Describer, Details
 from .graph import END, START, Box, boxes_of
 from .paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width

@@ -18,7 +18,6 @@ from triptych import ops
 from triptych.attention import alibi_slopes, attend_reference, attention_pattern, attention_scores, t5_bucket
 from triptych.spec import Mask, full
 from triptych.spec.masks import Full, Points, mask_text
-
 from . import reference_ops
 from .expressions import AppliedOp, equation
 from .stack_run import StackRun

@@ -14,7 +14,6 @@ from triptych.probe import Plan, Session
 from triptych.probe.prompts import name_tokens
 from triptych.program import lower
 from triptych.spec import AttentionSpec, LMHeadSpec
-
 from .forward_steps import checked, facts
 from .from_program import OUT, StepBuilder
 from .stack_run import StackRun

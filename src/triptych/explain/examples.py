@@ -20,7 +20,6 @@ from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.families.named_configs import NAMED
 from triptych.model import Model
-
 from . import examples_by_hand, reference_ops
 from .examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrices, printed_step
 from .forward_steps import explain

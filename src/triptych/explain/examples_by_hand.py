@@ -12,7 +12,6 @@ from torch import Tensor
 
 from triptych import spec
 from triptych.attention import attention_pattern
-
 from . import reference_ops
 from .attention_steps import AttentionSteps, additive_mask
 from .steps import PrintedTensors, ShownTensor, WalkStep, number

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.program import Entry, Instruction
-
 from .reference_ops import run
 from .steps import PrintedTensors
 

@@ -24,7 +24,6 @@ from triptych.spec import (
     SpanHeadSpec,
     TokenHeadSpec,
 )
-
 from . import reference_ops
 from .expressions import AppliedOp, computed, evaluate, formula
 from .from_program import OUT, StepBuilder

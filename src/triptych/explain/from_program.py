@@ -10,7 +10,6 @@ from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
 from triptych.program import Entry, Instruction
 from triptych.spec.masks import Full
-
 from . import reference_ops, step_texts
 from .attention_steps import AttentionSteps, position_bias
 from .expressions import (

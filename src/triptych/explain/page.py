@@ -2,7 +2,6 @@
 
 from triptych.attention import attention_pattern
 from triptych.page import Facts, Grid, PlaygroundSection, Prose, Section, StepsSection, Unfolding, render
-
 from .examples import worked
 from .steps import ShownTensor, Walk, name_of, number
 

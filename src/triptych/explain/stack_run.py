@@ -16,7 +16,6 @@ from triptych.model import Model
 from triptych.probe import Trace
 from triptych.probe.prompts import name_tokens
 from triptych.program import Instruction, Program, interpret_value
-
 from .steps import ShownTensor
 
 PORTS = ("scores", "pattern")

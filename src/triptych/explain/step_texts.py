@@ -4,7 +4,6 @@ attention's own steps stand with their numbers in `attention_steps.py`.  Fixed o
 from collections.abc import Mapping, Sequence
 
 from triptych.files import tables_of
-
 from .expressions import BENDS, NORMS, ComputedValue
 from .steps import ShownTensor
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from triptych import spec
 from triptych.mapping import ConfigKeys, names_in, table
 from triptych.spec.positions import Absolute
-
 from . import seq2seq
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}

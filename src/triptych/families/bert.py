@@ -5,7 +5,6 @@ Reference: transformers `models/bert`; its class says which head sits on top.  G
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import encoders, gguf_config
 
 hf_types = {"bert"}

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.mapping import ConfigKeys, Values, gguf_metadata
 from triptych.spec import ModelSpec, PoolingSpec
-
 from .multimodal_text import text_config
 from .registry import find, find_gguf, gguf_name
 from .tensor_names import save_plan

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, table
-
 from . import bert, disentangled
 
 hf_types = {"deberta"}

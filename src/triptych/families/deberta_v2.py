@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.mapping import COUNT, ConfigKeys, table
-
 from . import deberta, disentangled
 
 hf_types = {"deberta-v2"}

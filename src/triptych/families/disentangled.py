@@ -6,7 +6,6 @@ from typing import get_args
 from triptych import spec
 from triptych.mapping import ConfigKeys
 from triptych.spec.positions import Term
-
 from . import encoders
 
 

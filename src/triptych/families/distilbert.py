@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, table
-
 from . import encoders
 
 hf_types = {"distilbert"}

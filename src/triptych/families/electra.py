@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, renamed, table
-
 from . import bert, encoders
 
 hf_types = {"electra"}

@@ -8,7 +8,6 @@ from typing import Any
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.parts import Activation
-
 from . import decoder, gguf_config, llama
 
 hf_types = {"gemma"}

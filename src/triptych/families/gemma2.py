@@ -7,7 +7,6 @@ References: transformers `models/gemma2`, `models/gemma3`.
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import decoder, gemma, gguf_config
 from .rope_config import rope_by_layer_type
 

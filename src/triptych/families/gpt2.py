@@ -5,7 +5,6 @@ Reference: transformers `models/gpt2`; its Conv1D stores matrices as [inputs, ou
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import decoder
 
 hf_types = {"gpt2"}

@@ -6,7 +6,6 @@ Reference: transformers `models/gpt_neox`; q, k and v are one matrix whose rows 
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import decoder, gguf_config
 from .rope_config import rope
 

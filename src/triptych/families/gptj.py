@@ -6,7 +6,6 @@ Reference: transformers `models/gptj`.
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import decoder, gpt2
 
 hf_types = {"gptj"}

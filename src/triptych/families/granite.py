@@ -8,7 +8,6 @@ from typing import Any
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values
-
 from . import decoder, llama
 
 hf_types = {"granite"}

@@ -12,7 +12,6 @@ from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.norms import Norm
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import PositionSpec
-
 from . import decoder, gguf_config
 from .decoder import Windows
 from .rope_config import rope

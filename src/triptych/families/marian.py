@@ -6,7 +6,6 @@ Reference: transformers `models/marian`; names and blocks are BART's.
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, table
-
 from . import bart, seq2seq
 
 hf_types = {"marian"}

@@ -2,7 +2,6 @@
 
 from triptych import spec
 from triptych.mapping import ConfigKeys
-
 from . import decoder, llama
 
 hf_types = {"mistral"}

@@ -5,7 +5,6 @@ Reference: transformers `models/mixtral`.  In GGUF its architecture is llama, an
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, table
-
 from . import decoder, llama
 
 hf_types = {"mixtral"}

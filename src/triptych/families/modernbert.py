@@ -9,7 +9,6 @@ from typing import Literal
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, names_in, table
-
 from . import decoder, encoders, llama
 from .rope_config import rope_by_layer_type
 

@@ -6,7 +6,6 @@ Reference: transformers `models/phi`.
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, table
-
 from . import decoder, gguf_config, llama
 
 hf_types = {"phi"}

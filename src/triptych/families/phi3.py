@@ -6,7 +6,6 @@ Reference: transformers `models/phi3`.
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import decoder, gguf_config, llama
 
 hf_types = {"phi3"}

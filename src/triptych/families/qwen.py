@@ -6,7 +6,6 @@ References: transformers `models/qwen2`, `models/qwen3`.  GGUF keeps the rows of
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, table
-
 from . import decoder, llama
 from .decoder import Windows
 

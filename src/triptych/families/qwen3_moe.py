@@ -5,7 +5,6 @@ Reference: transformers `models/qwen3_moe`.
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import decoder, llama, qwen
 
 hf_types = {"qwen3_moe"}

@@ -6,7 +6,6 @@ Reference: transformers `models/roberta`, whose masked-LM head has GELU whatever
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, renamed, table
-
 from . import bert, encoders
 
 _NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}

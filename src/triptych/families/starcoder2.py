@@ -6,7 +6,6 @@ Reference: transformers `models/starcoder2`.  GGUF keeps the rows of q and k as 
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values, names_in, table
-
 from . import decoder, gguf_config, llama
 
 hf_types = {"starcoder2"}

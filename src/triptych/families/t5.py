@@ -6,7 +6,6 @@ Reference: transformers `models/t5`, which keeps each stack's distance table in 
 
 from triptych import spec
 from triptych.mapping import ACTIVATIONS, COUNT, ConfigKeys, names_in, table, within
-
 from . import seq2seq, t5_gguf
 
 hf_types = {"t5", "mt5"}

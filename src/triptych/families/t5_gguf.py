@@ -6,7 +6,6 @@ ReLU, and GEGLU where there is a gate.
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, Values
-
 from . import gguf_config
 
 archs = {"t5", "t5encoder"}

@@ -8,7 +8,6 @@ from triptych.mapping.gguf_metadata import TENSORS
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.mapping.weight_table import FileFormat, table
 from triptych.spec import ModelSpec
-
 from .multimodal_text import reasons_left_out, text_name
 from .registry import find
 

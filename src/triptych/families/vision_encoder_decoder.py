@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, of_decoder, renamed, table, within
-
 from . import bert, decoder, encoders, gpt2, seq2seq, vit
 from .registry import find
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.mapping import ConfigKeys, names_in, table
-
 from . import bart, seq2seq
 
 hf_types = {"whisper"}

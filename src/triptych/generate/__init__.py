@@ -1,7 +1,6 @@
 """Generation: requests, sampling, the engine that runs them, the queue before it, speculation, beams."""
 
 from triptych.migration_hints import answer_for
-
 from .beam import Beam, beam_search, check_beam_settings
 from .draft_model import DraftModel
 from .engine import Engine

@@ -12,7 +12,6 @@ from triptych import machine
 from triptych.arguments import checked, integer, number
 from triptych.errors import InputError
 from triptych.probe import Session
-
 from .engine import Engine
 from .request import LiveRow, Request
 from .sampling import Sampling, apply_rules, check_finite

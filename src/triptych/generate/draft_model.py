@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from triptych.errors import InputError
-
 from .engine import Engine
 from .next_tokens import choose
 from .request import LiveRow, Request

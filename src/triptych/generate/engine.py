@@ -27,7 +27,6 @@ from triptych.probe import Session
 from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
-
 from .next_tokens import Choice, choose
 from .prefixes import Prefixes
 from .request import LiveRow, Output, Request, check_new, check_request

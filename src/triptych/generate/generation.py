@@ -12,7 +12,6 @@ from triptych.migration_hints import Explained
 from triptych.probe import Trace
 from triptych.text import Tokenizer
 from triptych.text.detokenize import TextStream
-
 from .beam import beam_search, check_beams
 from .engine import Engine
 from .request import LiveRow, Request, TokenLogprobs

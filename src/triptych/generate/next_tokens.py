@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-
 from .request import LiveRow, TokenLogprobs
 from .sampling import NOT_FINITE, Sampling, apply_rules, sample
 

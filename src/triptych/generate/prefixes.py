@@ -22,7 +22,6 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.program.module_changes import ModuleFingerprint, checksums, equal, refusal, unseen_changes
-
 from .request import LiveRow
 from .step_runner import StepRunner
 

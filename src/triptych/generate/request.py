@@ -11,7 +11,6 @@ from triptych.arguments import checked_methods, integer, listed
 from triptych.errors import InputError, shown
 from triptych.nn import InputRow
 from triptych.probe import Session
-
 from .sampling import Rule, Sampling, check_rules
 from .stops import StopDetector, stop_strings
 

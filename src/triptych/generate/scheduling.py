@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from triptych import machine
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, shown
-
 from .engine import Engine
 from .request import LiveRow, Output, Request
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.attention import Cache
 from triptych.attention.layer_cache import Snapshot
-
 from .request import LiveRow
 from .step_runner import StepRunner
 

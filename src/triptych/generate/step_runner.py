@@ -24,7 +24,6 @@ from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.static_executor import StaticStep, best_of, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
-
 from .request import LiveRow
 
 Executor = Literal["auto", "modules", "static", "compiled"]

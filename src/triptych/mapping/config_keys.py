@@ -14,7 +14,6 @@ from triptych.errors import ConfigError, closest, nearest, shown
 from triptych.files import tables_of
 from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
-
 from .weight_table import names_in
 
 T = TypeVar("T")

@@ -24,7 +24,6 @@ from triptych.spec import (
 from triptych.spec.json import to_json
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
-
 from .config_keys import Values
 
 TENSORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")  # divisors of RoPE, beside the metadata

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.spec import AttentionSpec, ModelSpec, MoESpec, PoolingSpec
 from triptych.spec.part import part_name
-
 from .weight_table import FileFormat, WeightTable
 
 _LEAVES = ("weight", "bias")

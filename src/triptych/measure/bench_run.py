@@ -19,7 +19,6 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.program.native_encoder import Matmul
 from triptych.spec import FramesSpec, ModelSpec
-
 from . import limits, peers
 from .bench_results import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
 from .jobs import BenchJob, JobKind, Settings, jobs

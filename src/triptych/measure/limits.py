@@ -16,7 +16,6 @@ from torch import Tensor
 from triptych.count import Count, read_in_a_step
 from triptych.nn import Transformer
 from triptych.nn.packed_weight import PackedWeight
-
 from .bench_results import Limit, Rates
 from .jobs import BenchJob
 

@@ -3,7 +3,6 @@
 from importlib.metadata import entry_points
 
 from triptych.errors import InputError, nearest
-
 from .side import Side
 
 OURS = "triptych"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import InputError, TriptychError, first_line
-
 from . import peers
 from .jobs import BenchJob
 from .side import Options, Side, perform

@@ -18,7 +18,6 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.media.audio import Samples
 from triptych.program.native_encoder import Matmul
-
 from .jobs import BenchJob, Ids, sound
 
 Sources = Sequence[Ids] | Sequence[Samples]

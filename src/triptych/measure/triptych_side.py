@@ -21,7 +21,6 @@ from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import prompts_in_bf16
 from triptych.quantize import BandFormat, kernel_matrix, packing_arguments
 from triptych.spec import FramesSpec
-
 from . import limits
 from .jobs import Ids
 from .side import Options, Side, Sources

@@ -30,7 +30,6 @@ from triptych.quantize import packing_for
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks import Texts
 from triptych.text import RenderedPrompt, Tokenizer
-
 from .training import ModelTraining
 
 

@@ -14,7 +14,6 @@ from triptych.arguments import integer
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
 from triptych.errors import ConfigError, InputError, shown
 from triptych.tasks import Texts
-
 from .logits_and_traces import ModelInside
 
 if TYPE_CHECKING:  # what trains needs a tenth of a second to import, which other commands do not wait for

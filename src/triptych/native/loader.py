@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from triptych.errors import ConfigError, nearest
-
 from .step import Call, Input, Level, Matrix, PlanStruct, ScoreTile, constants
 
 LEVELS = tuple(level.name.lower() for level in Level)

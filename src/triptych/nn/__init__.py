@@ -1,7 +1,6 @@
 """The parts as modules; `new` makes a fresh model and `empty` one to be filled from a file."""
 
 from triptych.migration_hints import answer_for
-
 from .attention_states import Context
 from .heads import LMHead, Pooling
 from .inputs import InputRow, flat

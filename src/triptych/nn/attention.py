@@ -11,7 +11,6 @@ from triptych import ops
 from triptych.attention import DOT_PRODUCT, LINEAR, AdditiveOver, AttendPlan, ContentBias, Mechanism, Rows
 from triptych.attention.rows import KeysAndValues
 from triptych.spec import parts
-
 from .linear import Linear
 from .part import Module, Taps, VectorMap
 

@@ -29,7 +29,6 @@ from triptych.attention.rows import CacheKeys, KeysAndValues
 from triptych.spec import parts
 from triptych.spec.masks import Causal, Full
 from triptych.spec.part import Part
-
 from .attention import Attention, KindState
 from .part import Module, Taps
 from .positions import UNPOSITIONED, Position

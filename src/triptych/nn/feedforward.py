@@ -8,7 +8,6 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.spec import parts
-
 from .attention_states import Context
 from .linear import Linear
 from .part import NO_TAPS, Module, Taps

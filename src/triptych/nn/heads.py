@@ -6,7 +6,6 @@ from torch import Tensor
 from triptych import ops
 from triptych.attention import Rows
 from triptych.spec import model as spec
-
 from .linear import Linear
 from .part import Module, S, VectorMap
 

@@ -18,7 +18,6 @@ from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
 from triptych.spec import inputs, parts
 from triptych.spec.part import Part
-
 from .part import Module, VectorMap
 from .positions import Position
 

@@ -4,7 +4,6 @@ from torch import Tensor, nn
 
 from triptych import ops
 from triptych.spec import norms, parts
-
 from .packed_weight import dense, rows
 from .part import Module, VectorMap
 

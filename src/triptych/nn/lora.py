@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from triptych import ops
 from triptych.errors import InputError
-
 from .linear import Linear
 from .packed_weight import dense, rows
 from .transformer import Adapter, Transformer

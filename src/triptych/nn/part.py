@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from triptych.attention import AttendPlan, ContentBias, Rows
 from triptych.spec.part import Part
-
 from .packed_weight import PackedWeight
 
 S = TypeVar("S", bound=Part)

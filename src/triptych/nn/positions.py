@@ -18,7 +18,6 @@ from triptych.attention.position_biases import alibi_bias, disentangled_bias, re
 from triptych.attention.rope import rotation, sinusoidal
 from triptych.errors import InputError
 from triptych.spec import positions as spec
-
 from .attention import Attention
 from .part import Module, S, VectorMap
 

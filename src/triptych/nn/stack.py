@@ -23,7 +23,6 @@ from triptych.attention import (
 )
 from triptych.attention.mask_lowering import window_of
 from triptych.spec import parts
-
 from .attention import Attention, KindState
 from .attention_states import Context, Kind, cross_state, shared_states, sharing_key
 from .feedforward import GLU, MLP, MoE

@@ -21,7 +21,6 @@ from triptych.spec import ModelSpec
 from triptych.spec.norms import LayerNormSpec, RMSNormSpec
 from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import LearnedSpec, SinusoidalSpec
-
 from .heads import Head
 from .inputs import Embed, Frames, InputRow, Patches, flat
 from .part import NO_TAPS, Module, Taps, assign, build, tie

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.errors import InputError
-
 from .sections import Json, Section
 
 STEPS = 65535  # weights are stored as whole multiples of 1/STEPS

@@ -16,7 +16,6 @@ from triptych.model import Model
 from triptych.probe import ROLES, HeadTable, PatchGrid, Read, Trace
 from triptych.probe.lenses import layer_sites
 from triptych.probe.prompts import ProbedModel, name_tokens
-
 from . import (
     AnyMap,
     AttentionSection,

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.media.image import png
-
 from .attention_maps import AnyMap, AttentionMap
 from .plot import SHADES
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.errors import InputError
-
 from .sections import Json, Section, fields_of
 
 Detail = Sequence[tuple[str, float]]

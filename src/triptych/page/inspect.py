@@ -19,7 +19,6 @@ from triptych.probe import Plan, Read, Statistics, Trace, sites
 from triptych.probe.prompts import name_tokens, prompt_of
 from triptych.probe.sites import match, matrix
 from triptych.spec.model import ModelSpec
-
 from .attention_maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, StackName, TopMap, packed_bytes
 
 NEW_TOKENS = 48  # of the target that an encoder-decoder generates where none is given

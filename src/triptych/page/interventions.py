@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from triptych.probe import Lens, LogitAttribution, PatchGrid
 from triptych.probe.patching import ROUGH
-
 from . import Facts, MatrixSection, Section, TableSection, render
 
 LARGEST = 40  # parts of a logit that are listed

@@ -13,7 +13,6 @@ from triptych.program import Program
 from triptych.spec import FramesSpec, ModelSpec
 from triptych.spec.part import part_name
 from triptych.text.tokenizer import check_unicode
-
 from .live_export import check_size, export
 from .render import render
 from .sections import Facts, LiveSection

@@ -32,7 +32,6 @@ from triptych.quantize.kernel_layouts import GROUP
 from triptych.spec import ModelSpec, to_json
 from triptych.spec.masks import Mask
 from triptych.spec.positions import LongRope, RopeSpec
-
 from .inspect import layer_of
 from .sections import defined
 

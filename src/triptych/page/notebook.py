@@ -13,7 +13,6 @@ from triptych.errors import TriptychError
 from triptych.model.logits_and_traces import ModelInside
 from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
 from triptych.probe.sites import sites
-
 from . import (
     AnyMap,
     AttentionMap,

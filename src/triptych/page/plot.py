@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from triptych.errors import InputError
-
 from .attention_maps import AttentionMap, AttentionSection
 from .sections import Curve
 

@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from triptych.errors import CheckpointError, TriptychError
 from triptych.files import tables_of
-
 from .sections import Chapter, Section, Tab, section_data
 
 _FILES = tables_of(__file__)

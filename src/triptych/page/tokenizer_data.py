@@ -14,7 +14,6 @@ from triptych.errors import TextError
 from triptych.text import Tokenizer
 from triptych.text.detokenize import WITH_SPACE_BEFORE
 from triptych.text.tokenizer_limits import Component, Step, steps
-
 from . import tokenizer_sets as sets
 from .tokenizer_regex import literal, translate
 

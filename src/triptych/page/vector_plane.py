@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from triptych.errors import InputError
-
 from .drawing import document, escaped, shortened
 from .inside_sections import PlanePoints, PlaneSection
 from .plot import COLOURS, drawn

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from triptych.errors import MissingNameError
 from triptych.migration_hints import of_package
-
 from .sites import Site, sites
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.errors import InputError, ProbeError, shown
-
 from .display import JsonResult, largest
 from .metric import Answer, MetricFunction, MetricName, metric_of
 from .patching import check_metric

@@ -16,7 +16,6 @@ from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, Row
 from triptych.errors import ProbeError, first_line, shown
 from triptych.nn import NO_TAPS, Taps
 from triptych.program.native_reads import StepReads
-
 from .reads_and_edits import Edit, Plan, Read, Where
 from .sites import CONTEXT_SITES, MATRIX_SITES, matrix
 from .trace import Trace

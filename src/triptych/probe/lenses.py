@@ -30,7 +30,6 @@ from triptych.nn.attention import Attention
 from triptych.nn.stack import Stack
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
 from triptych.spec.model import ModelSpec
-
 from .display import Displayed, JsonResult
 from .prompts import (
     ProbedModel,

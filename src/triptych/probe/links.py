@@ -12,7 +12,6 @@ from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.errors import InputError
-
 from .prompts import ProbedModel, name_tokens
 from .reads_and_edits import Read
 from .role_ablation import Ablation, unit

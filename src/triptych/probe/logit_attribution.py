@@ -27,7 +27,6 @@ from triptych.nn import heads as nn_heads
 from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
-
 from .display import Displayed, JsonResult, largest
 from .lenses import per_head, vocabulary
 from .metric import Answer, answers_of, token_id

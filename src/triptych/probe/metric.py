@@ -12,7 +12,6 @@ from torch import Tensor
 
 from triptych.arguments import takes
 from triptych.errors import InputError, shown
-
 from .prompts import ProbedModel, index_below, name_tokens
 from .sites import sites
 

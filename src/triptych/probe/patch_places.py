@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
-
 from .prompts import (
     Place,
     ProbedModel,

@@ -26,7 +26,6 @@ from torch import Tensor
 from triptych.arguments import checked, integer, number, readable
 from triptych.checkpoints.safetensors import open_file
 from triptych.errors import InputError, ProbeError, shown
-
 from .display import Displayed, JsonResult
 from .metric import Answer, Metric, MetricFunction, MetricName, metric_of
 from .patch_places import Alignment, Cells, Pairs, cells_of, patched_sites

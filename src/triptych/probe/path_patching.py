@@ -25,7 +25,6 @@ from torch import Tensor
 from triptych.arguments import checked
 from triptych.errors import InputError, ProbeError, shown
 from triptych.spec.model import ModelSpec
-
 from .metric import Answer, MetricFunction, MetricName, metric_of
 from .patching import PatchGrid, check_metric
 from .prompts import (

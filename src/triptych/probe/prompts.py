@@ -20,7 +20,6 @@ from triptych.spec.model import ModelSpec
 from triptych.spec.parts import StackSpec
 from triptych.spec.positions import LongRope
 from triptych.text import Tokenizer
-
 from .apply_plan import Session
 from .reads_and_edits import Edit, Edits, Plan, Reads, Where
 from .sites import Site, matrix

@@ -19,7 +19,6 @@ from triptych.arguments import checked, checked_methods, readable, takes
 from triptych.checkpoints.load_weights import compute_dtype
 from triptych.errors import InputError, ProbeError, shown
 from triptych.spec.model import ModelSpec
-
 from .content_hash import digest
 from .sites import CONTEXT_SITES, MATRIX_SITES, Selection, Site, in_layers, integers, match, sites
 from .trace_values import Reduction, Statistics, check_reduction

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
-
 from .prompts import ProbedModel
 from .reads_and_edits import Edit, Where, zero
 from .role_scores import HeadIndex, HeadLayer, trace_samples

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
-
 from .prompts import ProbedModel, check_numbers
 from .reads_and_edits import Edits, Plan, Reads, zero
 from .role_definitions import DRAWS, Labels, View, label

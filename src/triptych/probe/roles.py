@@ -17,7 +17,6 @@ import torch
 
 from triptych.arguments import check_ids, checked, integer
 from triptych.errors import InputError, nearest, shown
-
 from .display import Displayed, plain
 from .prompts import ProbedModel
 from .role_ablation import Ablation, Effect, unit

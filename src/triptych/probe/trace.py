@@ -15,7 +15,6 @@ from triptych.checkpoints.save import replacing, write_safetensors
 from triptych.checkpoints.source import fault
 from triptych.errors import ProbeError, nearest, shown
 from triptych.text import Tokenizer
-
 from .display import Displayed
 from .sites import CONTEXT_SITES, leaf_of
 from .trace_values import Branches, DeferredPiece, How, Record, Records

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from triptych.checkpoints.safetensors import open_file
 from triptych.checkpoints.source import fault
 from triptych.errors import CheckpointError, InputError, first_line
-
 from .trace_values import How
 
 KEY = "triptych.trace"

@@ -31,7 +31,6 @@ from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.row_scores import ScorePiece
 from triptych.native.huge_pages import HugePages
 from triptych.program.native_reads import StepReads
-
 from .reads_and_edits import Edit, Plan, Read, select
 from .sites import MATRIX_SITES, matrix
 from .trace import Trace

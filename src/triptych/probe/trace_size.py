@@ -12,7 +12,6 @@ from triptych.arguments import integer
 from triptych.errors import ConfigError, ProbeError, shown
 from triptych.nn import Transformer
 from triptych.program import lower
-
 from .reads_and_edits import Edit, Plan, Read, select
 from .sites import CONTEXT_SITES, Site
 from .trace_values import Statistics

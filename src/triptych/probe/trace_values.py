@@ -26,7 +26,6 @@ from triptych.arguments import as_index, checked_methods
 from triptych.attention import KeyLabels, Rows
 from triptych.errors import ProbeError, nearest, shown
 from triptych.native.step import STATISTICS_TOP
-
 from .sites import CONTEXT_SITES, Site, leaf_of, matrix
 
 REDUCTIONS = ("mean", "norm", "mean_heads")

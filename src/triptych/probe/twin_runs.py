@@ -29,7 +29,6 @@ from triptych.nn.feedforward import MoE
 from triptych.nn.packed_weight import PackedWeight
 from triptych.program.module_changes import refusal
 from triptych.spec.model import ModelSpec
-
 from .metric import MetricFunction
 from .prompts import Change, EditedRun, ProbedModel, differ, forward
 from .sites import prefix_of

@@ -29,7 +29,6 @@ from triptych.attention import (
 from triptych.attention.position_biases import disentangled_bias
 from triptych.attention.rows import FlatBatch
 from triptych.errors import ConfigError
-
 from .program import Entry, Instruction, Program, weights_of
 
 Weights = Mapping[str, Tensor]

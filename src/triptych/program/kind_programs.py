@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from triptych import nn
 from triptych.spec import ModelSpec, StackSpec
 from triptych.spec.parts import BlockSpec, ParallelBlockSpec
-
 from .lower import lower
 from .program import Entry, Instruction, Program
 

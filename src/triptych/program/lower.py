@@ -20,7 +20,6 @@ from triptych.nn import Stack, Taps, Transformer
 from triptych.ops import NotLowerable
 from triptych.spec import EmbedSpec, FramesSpec, PatchesSpec
 from triptych.spec.masks import Mask
-
 from .program import Program
 from .symbols import LENGTHS, Recorder, SymbolicRows, Value
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from triptych.native.step import NONE, OUTPUT
-
 from .native_values import PlanInstruction, PlanInstructions, Vector
 from .not_served import NotServed
 

@@ -17,7 +17,6 @@ from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
 from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanStruct, Records
-
 from .native_plan import NativePlan, check_plan, stored_type
 from .native_reads import StepReads
 from .native_tables import Binding

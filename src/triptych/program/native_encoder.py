@@ -14,7 +14,6 @@ from triptych.native import library, usable_threads, why_not
 from triptych.native.step import MATRIX, STORE, Call, Integers, PlanStruct, Records
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
-
 from .native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
 from .native_plan import check_plan, encoding_plan_of
 from .native_tables import LAYOUT_F32, Binding, MatrixOf, bound

@@ -20,7 +20,6 @@ from triptych.errors import InputError
 from triptych.native import library
 from triptych.native.step import Integers, PlanStruct
 from triptych.nn import Transformer
-
 from .module_changes import ModuleGuard
 from .native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records, zeros
 from .native_encoder import Matmul, multiplies_in_bf16

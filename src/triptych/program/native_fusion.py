@@ -4,7 +4,6 @@ before them, and a rounding becomes part of the norm before it."""
 from collections.abc import Mapping
 
 from triptych.native.step import Op
-
 from .native_values import PlanInstruction, PlanInstructions, Vector
 
 _TAKING = (Op.LINEAR_BF16, Op.LAYER_NORM, Op.RMS_NORM)

@@ -14,7 +14,6 @@ import torch
 from triptych.native.step import GROUP, PAIR, WIDEST_BF16, Function, Index, KeySource, Op, Over, Pairing, StoredType
 from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
-
 from .native_values import (
     Angles,
     NativeValue,

@@ -33,7 +33,6 @@ from triptych.native.step import (
     Records,
     StoredType,
 )
-
 from .native_buffers import LINE, Buffer, buffers_of, lines, place
 from .native_fusion import fused
 from .native_operations import InstructionList, walk_entry

@@ -17,7 +17,6 @@ from triptych.errors import ConfigError, InputError
 from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op, Records
 from triptych.nn import Transformer
 from triptych.nn.packed_weight import PackedWeight
-
 from .lower import lower
 from .module_changes import ModuleFingerprint, WeightVersions, refusal, unseen_changes
 from .native_plan import NativePlan

@@ -11,7 +11,6 @@ from triptych.attention.mask_lowering import conjuncts, window_of
 from triptych.native.step import Op, Over
 from triptych.spec.masks import Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec
-
 from .not_served import NotServed
 from .program import Entry
 

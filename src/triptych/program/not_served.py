@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from triptych.attention import CrossCache, Rows
 from triptych.errors import ConfigError
-
 from .program import Program
 
 

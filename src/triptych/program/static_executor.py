@@ -16,7 +16,6 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
-
 from .lower import lower
 from .module_changes import ModuleFingerprint, ModuleGuard, refusal, unseen_changes
 from .native_calls import Largest

@@ -19,7 +19,6 @@ from triptych.attention.request import AttentionRequest, Runner
 from triptych.nn import Transformer
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
 from triptych.spec.positions import LongRope, RopeSpec
-
 from .interpreter import named, run_operation
 from .module_changes import WeightVersions
 from .not_served import NotServed, check_lowered

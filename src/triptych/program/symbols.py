@@ -17,7 +17,6 @@ from torch import Tensor
 from triptych import ops
 from triptych.attention import Rows
 from triptych.ops import NotLowerable
-
 from .program import Entry, Instruction, ValueInfo
 
 LENGTHS = (5, 8)  # rows of the sample that shapes are checked with; sizes are symbols everywhere else

@@ -10,7 +10,6 @@ from triptych.checkpoints.gguf_blocks import WRITABLE, GGUFBlockFormat, PackedBl
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.nn import Transformer, assign, detach, factors_of
 from triptych.nn.packed_weight import PackedWeight
-
 from .packing import BandFormat, OrderedBandFormat, packed_weight
 from .repack import repack
 from .rounding import quantize

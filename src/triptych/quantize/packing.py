@@ -16,7 +16,6 @@ from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.native.huge_pages import HugePages
 from triptych.nn.packed_weight import PackedWeight
-
 from .kernel_layouts import BAND, Allocator, Layout, PackedMatrix, multiply
 from .repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
 from .rounding import FORMS, quantize

@@ -19,7 +19,6 @@ from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError
 from triptych.native import library, usable_threads
-
 from .kernel_layouts import (
     BAND,
     GROUP,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, nearest, shown
-
 from .kernel_layouts import GROUP, LAYOUTS, Allocator, Codes, PackedMatrix, packed_rows, plain_memory
 
 # Steps between the least and the largest number of a group that are tried first.  With 15 of them both have a code;

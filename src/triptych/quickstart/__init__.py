@@ -27,7 +27,6 @@ from triptych.train import Checkpoints, Event, Job, Trainer, prepare, read_recip
 from triptych.train.recipe import DataSettings
 from triptych.train.run_lock import RunLock
 from triptych.train.sources import SHAKESPEARE
-
 from .panels import PANELS, HeldOutResult, Panel
 
 CHECKPOINTS, MODEL, SAMPLES, PAGE, CURVE = "checkpoints", "model", "samples.json", "report.html", "loss.png"

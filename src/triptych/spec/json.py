@@ -4,7 +4,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from triptych.errors import ConfigError, nearest
-
 from . import inputs, masks, model, norms, parts, positions
 from .part import part_name
 

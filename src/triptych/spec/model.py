@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.errors import ConfigError
-
 from .norms import Norm
 from .part import Part, Shapes
 from .parts import Activation, EmbedSpec, LinearSpec, StackSpec

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal, get_args
 
 from triptych.errors import ConfigError, nearest
-
 from .inputs import ConvSpec, FramesSpec, PatchesSpec
 from .masks import Causal, Mask
 from .norms import Norm

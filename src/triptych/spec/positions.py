@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from triptych.errors import ConfigError
-
 from .norms import LayerNormSpec
 from .part import Part, Shapes
 

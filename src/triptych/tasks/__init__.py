@@ -4,7 +4,6 @@ translate, and statistics of attention.  Those for users are methods of `Model`.
 from triptych.checkpoints.header import label_names
 from triptych.program.native_encoder import Matmul
 from triptych.text import WhisperTokens
-
 from .answer import Answer, answer
 from .encode import encode, note_on_products, note_on_prompts, note_on_vectors
 from .generation_requests import end_ids, generation_requests, speculation

@@ -13,7 +13,6 @@ from triptych.arguments import integer
 from triptych.errors import InputError
 from triptych.spec import SpanHeadSpec
 from triptych.text import Encoded
-
 from .labels import head_outputs
 from .model_inputs import TaskModel
 

@@ -19,7 +19,6 @@ from triptych.program.native_executor import prompts_in_bf16
 from triptych.program.not_served import NotServed
 from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
-
 from .labels import BATCH_TOKENS, batches
 from .model_inputs import TaskModel, Texts
 

@@ -12,7 +12,6 @@ from triptych.errors import ConfigError, InputError, ProbeError, shown
 from triptych.generate import BUDGET, DraftModel, Engine, PromptLookup, Request, Rule, Sampling, Speculation, forbid
 from triptych.generate.sampling import check_rules
 from triptych.probe import Plan, Session
-
 from .model_inputs import ModelInputs, TaskModel, Texts
 
 

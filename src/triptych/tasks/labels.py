@@ -13,7 +13,6 @@ from triptych.nn import Batch, Transformer, flat
 from triptych.probe.prompts import check_numbers
 from triptych.spec import ClassHeadSpec, MaskedLMHeadSpec
 from triptych.text import Encoded
-
 from .model_inputs import TaskModel, Texts
 
 BATCH_TOKENS = 4096  # tokens of one batch, unless a single row is longer

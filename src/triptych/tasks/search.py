@@ -22,7 +22,6 @@ from triptych.pip_packages import cache_directory
 from triptych.probe.content_hash import digest
 from triptych.text import Tokenizer
 from triptych.text.corpus import TextFile, read_folder
-
 from .encode import encode, pooling_of
 from .model_inputs import ModelInputs, TaskModel
 from .search_index import FORMAT, Embedded, Span, check_place, cut, read_index, write_index

@@ -12,7 +12,6 @@ from triptych.errors import InputError, shown
 from triptych.nn import InputRow
 from triptych.probe import Edits, Read, Statistics, Trace, sites
 from triptych.probe.sites import Selection, Site, in_layers, match
-
 from .model_inputs import ModelInputs, TaskModel, Texts
 
 Marks = Sequence[str | int] | None

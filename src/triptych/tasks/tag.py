@@ -12,7 +12,6 @@ from torch import Tensor
 from triptych.errors import InputError, shown
 from triptych.spec import ReplacedHeadSpec, TokenHeadSpec
 from triptych.text import Encoded, Tokenizer
-
 from .labels import head_outputs
 from .model_inputs import TaskModel
 

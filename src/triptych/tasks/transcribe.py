@@ -26,7 +26,6 @@ from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
 from triptych.text import Tokenizer, WhisperTokens
-
 from .model_inputs import TaskModel
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while the text is repetitive or unlikely

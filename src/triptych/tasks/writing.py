@@ -15,7 +15,6 @@ from triptych.errors import ConfigError, InputError, nearest, shown
 from triptych.generate import Generation, Rule
 from triptych.spec import LMHeadSpec
 from triptych.text import RenderedPrompt
-
 from .model_inputs import ModelInputs, TaskModel
 
 MAX_NEW_TOKENS = 128  # where the files of the checkpoint give no limit

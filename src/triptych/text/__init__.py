@@ -1,7 +1,6 @@
 """Tokenizers, chat templates and corpora.  Needs no torch."""
 
 from triptych.migration_hints import answer_for
-
 from .chat import ChatTemplate, RenderedPrompt
 from .gguf_tokenizer import from_gguf
 from .gguf_tokenizer_writer import to_gguf

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import InputError
-
 from .tokenizer_limits import steps
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"

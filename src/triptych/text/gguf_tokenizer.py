@@ -16,7 +16,6 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
-
 from .chat import ChatTemplate
 from .sentencepiece_file import (
     BYTE,

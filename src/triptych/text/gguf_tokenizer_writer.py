@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any
 
 from triptych.errors import TextError
-
 from .gguf_tokenizer import (
     COMPOSED,
     SCHEME,

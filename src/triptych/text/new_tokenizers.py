@@ -14,7 +14,6 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.arguments import checked
 from triptych.errors import TextError
-
 from .corpus_cuts import words_together
 from .detokenize import BYTE_OF
 from .gguf_tokenizer import byte_level

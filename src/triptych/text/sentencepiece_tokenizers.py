@@ -8,7 +8,6 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
-
 from . import sentencepiece_file as sentencepiece
 from .sentencepiece_file import Pieces
 from .side_files import read_vocab_json

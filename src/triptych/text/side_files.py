@@ -13,7 +13,6 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, first_line, shown
 from triptych.files import exists, read_regular
-
 from .specials import Specials
 
 MAX_BYTES = 1 << 28  # of a file; the largest known tokenizer.json has 2^25

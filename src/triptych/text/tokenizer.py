@@ -18,7 +18,6 @@ from triptych.arguments import check_ids, checked_methods
 from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library, shown
 from triptych.files import writable_name
 from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
-
 from . import corpus_cuts, tokenizer_limits
 from .chat import ChatTemplate, RenderedPrompt
 from .detokenize import TextStream, TokenNames, without_spaces

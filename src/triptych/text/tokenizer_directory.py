@@ -26,7 +26,6 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from triptych.arguments import checked
 from triptych.errors import TextError, library, nearest, shown
 from triptych.files import exists
-
 from . import sentencepiece_tokenizers as sentencepiece
 from .chat import ChatTemplate
 from .gguf_tokenizer import SPLITS, Split, byte_level, byte_level_words, word_piece

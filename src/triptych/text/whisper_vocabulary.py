@@ -11,7 +11,6 @@ from tokenizers import AddedToken
 
 from triptych.arguments import checked
 from triptych.errors import InputError, TextError, nearest, shown
-
 from .specials import SPEECH
 from .tokenizer import Tokenizer
 

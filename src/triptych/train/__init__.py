@@ -13,7 +13,6 @@ from typing import Any
 
 from triptych import injected_functions
 from triptych.migration_hints import answer_for
-
 from .checkpoints import Checkpoints
 from .data import CausalText, Data, MaskedText, Pairs
 from .evaluate import HeldOut, Score, evaluate

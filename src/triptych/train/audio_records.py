@@ -23,7 +23,6 @@ from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
 from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
-
 from . import metrics
 from .data import EpochRows
 from .evaluate import HeldOut, Score

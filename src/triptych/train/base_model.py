@@ -21,7 +21,6 @@ from triptych.errors import ConfigError, TextError
 from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
-
 from .settings import BelowOne, Config, Positive, Rate, RecipeSection
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from triptych.errors import InputError, TextError, shown
 from triptych.nn import Transformer
 from triptych.text import ChatTemplate, Tokenizer
-
 from .evaluate import HeldOut
 from .objectives import Example
 from .recipe import Recipe

@@ -42,7 +42,6 @@ from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
-
 from .loop import Progress, StepRecord, Trainer
 from .settings import Config, NonNegative, RecipeSection
 

@@ -23,7 +23,6 @@ from triptych.attention import Rows
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-
 from . import metrics
 from .data import groups
 from .evaluate import HeldOut, Score

@@ -17,7 +17,6 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from triptych.errors import InputError
-
 from .objectives import Example, Ids, Integers, TokenIds, TokenMasking, causal, seq2seq
 
 T = TypeVar("T")

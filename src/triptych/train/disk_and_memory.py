@@ -27,7 +27,6 @@ from triptych.count import TrainingMemory, TrainingRow, activation_bytes, block_
 from triptych.errors import CheckpointError, InputError, TriptychError
 from triptych.nn.packed_weight import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
-
 from .loop import Trainer
 from .objectives import TrainingBatch
 from .precision import chosen

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from triptych.errors import InputError
 from triptych.nn import Transformer
-
 from .data import Data
 from .objectives import Device, Example, TrainingBatch, collate, exact, final
 

@@ -26,7 +26,6 @@ from triptych.errors import ConfigError, InputError
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
 from triptych.spec import PatchesSpec
-
 from . import metrics
 from .data import check, groups, with_hidden_words
 from .evaluate import HeldOut, Score

@@ -31,7 +31,6 @@ from triptych.text import (
     from_directory,
     word_tokenizer,
 )
-
 from .audio_records import TranscriptTask
 from .base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
 from .chat_task import ChatTask

@@ -13,7 +13,6 @@ import numpy as np
 from triptych.errors import ConfigError, InputError, shown
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-
 from . import metrics
 from .evaluate import Score
 from .labelled import IGNORED, ClassLoss, HeadLoss, LabelledExample, SeveralLoss, SpanLoss, labelled

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from triptych.attention import Rows
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-
 from .objectives import Device, Example, Ids, Integers, TrainingBatch, exact, joined
 
 IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy

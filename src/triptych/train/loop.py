@@ -19,7 +19,6 @@ import torch
 
 from triptych import machine
 from triptych.nn import Transformer
-
 from . import objectives
 from .data import Data, RandomUse, micro_batches, random_numbers
 from .evaluate import FEWEST, HeldOut, Score, evaluate

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triptych.errors import InputError
-
 from .objectives import Integers
 
 EntitySpan = tuple[str, int, int]

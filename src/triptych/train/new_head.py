@@ -13,7 +13,6 @@ from triptych.errors import ConfigError
 from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
-
 from .recipe import Objective
 from .settings import Config
 

@@ -19,7 +19,6 @@ from triptych.errors import InputError, TextError
 from triptych.files import exists
 from triptych.spec import FramesSpec, LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.text import corpus
-
 from .new_head import HEAD_KINDS, check_layout, head_config
 from .recipe import FINE_TUNING, Objective, Recipe, check_recipe, read_tables, sections
 from .records import columns_of

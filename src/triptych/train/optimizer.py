@@ -16,7 +16,6 @@ from triptych.errors import CheckpointError, InputError
 from triptych.nn import Transformer
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
-
 from .data import groups
 from .settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 

@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails
 from triptych.arguments import checked
 from triptych.errors import ConfigError, nearest, shown
 from triptych.families.named_configs import NAMED
-
 from .base_model import AdapterRecipe, BaseSettings
 from .optimizer import OptimizerSettings, Schedule
 from .settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, suggestion

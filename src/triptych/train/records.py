@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from triptych.errors import ConfigError, InputError, TextError, counted, first_line, nearest, shown
 from triptych.text import corpus
-
 from .data import RandomUse, random_numbers
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")

@@ -10,7 +10,6 @@ from torch import Tensor
 from triptych.errors import InputError, counted
 from triptych.nn import InputRow, Transformer
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
-
 from .objectives import Example, Ids, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
 
 IGNORED = -100  # a label that does not count, as in PyTorch

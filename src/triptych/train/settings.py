@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from triptych.errors import nearest
 from triptych.migration_hints import RECIPE_KEYS
-
 from .precision import Precision
 
 Config = dict[str, Any]  # of a model, as Hugging Face has it, or of a recipe

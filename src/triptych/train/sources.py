@@ -7,7 +7,6 @@ from typing import NamedTuple, TypeVar
 
 from triptych.errors import ConfigError, TextError, counted
 from triptych.text import corpus, shakespeare
-
 from .data import RandomUse, random_numbers
 from .recipe import DataSettings, Recipe
 from .records import SUFFIXES, read_records

@@ -18,7 +18,6 @@ from triptych.generate import Engine, Generation, Request, Scheduler, generate
 from triptych.nn import InputRow, Transformer
 from triptych.spec import LMHeadSpec
 from triptych.text import Encoded, Tokenizer, shakespeare_labels
-
 from . import sources
 from .data import Data, EpochRows
 from .evaluate import HeldOut, Score, batched

@@ -23,7 +23,6 @@ from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.spec import MaskedLMHeadSpec
 from triptych.text import Encoded, Tokenizer
-
 from . import metrics, sources
 from .checkpoints import read_model
 from .data import (

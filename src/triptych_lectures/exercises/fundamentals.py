@@ -10,7 +10,6 @@ from triptych import families
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.spec import causal
-
 from .exercise import (
     Draft,
     Random,

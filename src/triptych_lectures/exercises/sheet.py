@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from triptych.page import QuestionItem, QuestionsSection, render
-
 from .exercise import Exercise
 
 

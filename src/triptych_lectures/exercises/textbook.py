@@ -5,7 +5,6 @@ from math import sqrt
 import numpy as np
 
 from triptych.attention import attend, attention_pattern
-
 from .exercise import (
     Draft,
     Random,

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from triptych.attention import attend, attention_pattern
 from triptych.spec import causal
-
 from .exercise import (
     Draft,
     Random,

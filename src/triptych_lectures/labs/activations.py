@@ -14,7 +14,6 @@ from typing import NamedTuple
 from triptych import nn
 from triptych.page import TableSection
 from triptych.spec import glu, mlp
-
 from .generated_tasks import (
     GeneratedTask,
     LookupTable,

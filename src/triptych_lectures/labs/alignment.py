@@ -17,7 +17,6 @@ from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import Points, fit, share_table
 

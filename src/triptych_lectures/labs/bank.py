@@ -18,7 +18,6 @@ from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe import Edit, Where
 from triptych.probe.role_scores import at_offset, mean_weight
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .pretrained import decoder, head_maps
 from .small_models import curve

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import TableSection
-
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, growth, line_table, parameters, power
 

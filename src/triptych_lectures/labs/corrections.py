@@ -20,7 +20,6 @@ from triptych.files import tables_of
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
-
 from .lab import Check, Checks, Lab, LabResult, Setup, size
 from .small_models import parameters
 

@@ -19,7 +19,6 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
-
 from .generated_tasks import (
     GeneratedTask,
     Places,

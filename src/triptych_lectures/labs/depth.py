@@ -12,7 +12,6 @@ from torch import Tensor
 from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
-
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, examples, growth, line_table, power
 

@@ -29,7 +29,6 @@ from triptych.train.data import EpochRows, HiddenWords
 from triptych.train.image_tasks import CaptionExample, in_memory, labelled_images
 from triptych.train.labelled import ClassLoss
 from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes, shapes
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import Points, fit, share_table
 

@@ -17,7 +17,6 @@ from triptych import nn
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.train import Example
-
 from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
 from .lab import Check, Checks, Lab, LabResult, Setup, number, size
 from .small_models import block, curve, examples, halves

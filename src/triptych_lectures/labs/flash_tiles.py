@@ -19,7 +19,6 @@ from triptych.spec import causal
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
-
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, power
 

@@ -18,7 +18,6 @@ from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSN
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
 from triptych.train.data import RandomUse, random_numbers
 from triptych.train.objectives import Ids, final
-
 from .small_models import Points, decoder, examples, fit, parameters
 
 LAST = 10  # steps whose mean loss is the loss at the end

@@ -11,7 +11,6 @@ from triptych.page import TableSection
 from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import curve, examples
 

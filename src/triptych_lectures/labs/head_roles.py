@@ -14,7 +14,6 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe.role_scores import mean_weight
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .pretrained import decoder, head_maps
 

@@ -22,7 +22,6 @@ from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import full
 from triptych.train import OptimizerSettings, Pairs
-
 from .counting import products, shortest_seconds
 from .generated_tasks import (
     GeneratedTask,

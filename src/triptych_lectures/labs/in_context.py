@@ -16,7 +16,6 @@ from triptych import nn
 from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
-
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
 from .lab import Check, Checks, Ints, Lab, LabResult, Setup, number, size
 from .small_models import attention_layers, curve, examples, halves

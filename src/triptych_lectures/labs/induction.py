@@ -13,7 +13,6 @@ from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.train import Example, OptimizerSettings, Pairs
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import Points, attention_layers, fit
 

@@ -21,7 +21,6 @@ from triptych.checkpoints.save import atomic_write
 from triptych.errors import CheckpointError, InputError
 from triptych.files import read_regular
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Samples, Section, TableSection
-
 from . import lab_class
 from .lab import Checks, LabResult, Setup, shown_sizes
 

@@ -17,7 +17,6 @@ from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
-
 from .counting import ProductCounts, products, shortest_seconds
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .parameters import QWEN3_4B

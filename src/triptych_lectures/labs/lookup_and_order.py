@@ -19,7 +19,6 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, PositionSpec
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder
 

@@ -7,7 +7,6 @@ from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, TableSection
 from triptych.spec import causal, full
 from triptych.train import HeldOut, Job, Recipe, check_recipe, evaluate, prepare
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import Points, fit, masked, with_mask
 

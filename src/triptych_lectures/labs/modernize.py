@@ -23,7 +23,6 @@ from triptych.train import OptimizerSettings
 from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
-
 from .alignment import in_letters, speller
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import Points, fit

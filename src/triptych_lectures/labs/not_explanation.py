@@ -12,7 +12,6 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
-
 from .generated_tasks import (
     GeneratedTask,
     ShuffledTask,

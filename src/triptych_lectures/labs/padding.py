@@ -17,7 +17,6 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import full, keys
 from triptych.train import Example, collate
-
 from .generated_tasks import (
     GeneratedTask,
     ShuffledTask,

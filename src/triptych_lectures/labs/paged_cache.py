@@ -19,7 +19,6 @@ from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
 from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder
 

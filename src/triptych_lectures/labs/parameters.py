@@ -12,7 +12,6 @@ from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
 from triptych.files import tables_of
 from triptych.page import TableSection
-
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .pretrained import decoder
 from .small_models import curve

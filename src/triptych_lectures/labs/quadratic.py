@@ -23,7 +23,6 @@ from triptych.families import read_config
 from triptych.model import Model
 from triptych.page import Facts, Section, TableSection
 from triptych.spec import block_sparse, causal, window
-
 from .counting import peak_bytes, products, shortest_seconds
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, power

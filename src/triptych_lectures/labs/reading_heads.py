@@ -16,7 +16,6 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
-
 from .generated_tasks import (
     GeneratedTask,
     Places,

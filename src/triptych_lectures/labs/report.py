@@ -8,7 +8,6 @@ from typing import Any
 
 from triptych import page
 from triptych.errors import MissingExecutableError, TriptychError
-
 from . import LABS, run
 from .lab import LabResult, Setup
 

@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 from triptych.page import TableSection
-
 from .kept_results import KeptResults, SeedRun
 from .lab import Check, Checks, LabResult, Setup, finite, number
 from .report import LabRun, timed

@@ -27,7 +27,6 @@ from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup,
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
-
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, power
 

@@ -15,7 +15,6 @@ from triptych.attention import attend, attend_reference
 from triptych.page import MatrixSection, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
-
 from .counting import products, shortest_seconds
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, power

@@ -26,7 +26,6 @@ from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import Points, fit, share_table
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
-
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import curve
 from .translators import (

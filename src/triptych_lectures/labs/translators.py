@@ -26,7 +26,6 @@ from triptych.attention import Rows, additive
 from triptych.spec import BlockSpec, Mask, ModelSpec, RMSNormSpec, SinusoidalSpec, attention, full, keys, same_document
 from triptych.train import Data, Example, OptimizerSettings, Pairs, Schedule, TrainingBatch
 from triptych.train.data import EpochRows
-
 from .small_models import CAUSAL, Points, block, decoder, fit
 
 Ids = list[int]

@@ -22,7 +22,6 @@ from triptych.attention import additive, attend
 from triptych.errors import InputError
 from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
-
 from .counting import peak_bytes, shortest_seconds
 from .lab import Check, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, power

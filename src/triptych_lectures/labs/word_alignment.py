@@ -15,7 +15,6 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
-
 from .lab import Check, LabResult, Setup, size
 from .small_models import share_table
 from .translation import TranslationSizes, TranslationTask
