@@ -35,6 +35,7 @@ from .load_weights import DetachedWeights, ModelParameters, StoredParameters, to
 from .locate import PICKLES
 from .packed_safetensors import plain_dtype
 from .save import check_directory, target_of
+from .source import map_file
 
 Format = Literal["hf", "gguf"]
 #: Endings of the files in an HF directory.
@@ -136,6 +137,8 @@ def save(
     to = _format_of(os.fspath(path))
     path = Path(path)
     _check(path, to, None, force=True)
+    if to == "gguf" and path.is_file() and path.stat().st_size and bytes(map_file(path)[:4]) != b"GGUF":
+        raise InputError(f"{path} is no GGUF file and would be lost; choose another name, or remove it first")
     _check_whole(module, hf)
     packed = {name: p for name, p in module.named_parameters() if isinstance(p, PackedWeight)}
     if to == "gguf":
@@ -223,7 +226,7 @@ def _write_hf(
 
     # The working directory, which "" is, is never replaced.
     write_directory(path, counted(), config, files, keep=os.path.realpath(origin or "") == os.path.realpath(path))
-    nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    nbytes = sum(file.stat().st_size for file in target_of(path).glob("*.safetensors"))
     return Conversion(str(path), "hf", spec.family, nbytes, dict(written))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triptych import families
 from triptych.errors import CheckpointError, ConfigError, InputError, TextError, first_line, nearest, shown
-from triptych.mapping import Values, names_in
+from triptych.mapping import ConfigKeys, Values, names_in
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
 from . import Source, local_path, open_source
 from .locate import without_config
@@ -110,6 +110,16 @@ class Header:
     spec: ModelSpec
     hf: Values
     source: Source | None
+    ends: object = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line on end tokens outside the vocabulary, which are left out; `ends` are those of the files."""
+        ends = self.ends if isinstance(self.ends, list) else [self.ends]
+        lost = [end for end in ends if end is not None and end not in range(self.spec.vocab)]
+        if self.spec.decoder is None or not lost:
+            return ()
+        return (f"eos_token_id {shown(lost)} is outside the vocabulary of {self.spec.vocab} tokens, and ends no text",)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that came with the checkpoint, None when there is none.
@@ -161,7 +171,7 @@ def read_header(
     settings = SentenceSettings.of_gguf(source.metadata, str(local))
     if settings != SentenceSettings():
         hf = {**hf, KEY: asdict(settings)}
-    return _check_ignored(ignore, Header(local, spec, hf, source))
+    return _check_ignored(ignore, Header(local, spec, hf, source, hf.get("eos_token_id")))
 
 
 def _check_ignored(ignore: Collection[str], header: Header) -> Header:
@@ -191,12 +201,15 @@ def _with_config(model_path: Path, ignore: Collection[str]) -> Header:
     if model_path.is_dir() and file_size(config) is None:
         raise without_config(model_path)
     hf = read_json(config)
+    if config.name != "config.json" and "model_type" not in hf:
+        raise ConfigError(f"{config}: is not the config of a model; give the directory that holds config.json")
     packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
     hf = dict(families.text_config(hf, str(config), ignore))
     source = unpacked(open_source(model_path), packing) if any(model_path.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
     generation = json_if_there(model_path / BESIDE[0])
     special_ids = {name: generation[name] for name in _IDS if generation.get(name) is not None}  # they override
+    ConfigKeys(special_ids, str(model_path / BESIDE[0])).special_ids(0)  # raises the errors of that file
     read = partial(families.read_config, stored=stored, ignore=ignore, where=str(config))
     spec = read(hf | special_ids)
     if (model_path / "modules.json").is_file() and stored is not None and _headless(spec, stored):
@@ -209,7 +222,7 @@ def _with_config(model_path: Path, ignore: Collection[str]) -> Header:
     settings = SentenceSettings.of_directory(model_path, spec.context) if model_path.is_dir() else None
     if settings is not None and isinstance(spec.head, PoolingSpec):
         hf = {**hf, KEY: asdict(settings)}
-    return Header(model_path, pooled, hf, source)
+    return Header(model_path, pooled, hf, source, (hf | special_ids).get("eos_token_id"))
 
 
 def _headless(spec: ModelSpec, stored: Collection[str]) -> bool:

@@ -107,11 +107,14 @@ def map_file(path: Path) -> mmap.mmap:
         if file_size(path) is None:
             raise fault(path, "no such file")
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except ValueError:
         raise fault(path, "is empty, not a checkpoint") from None
     except OSError as error:
         raise fault(path, f"cannot be read ({error.strerror})") from None
+    if data[:23] == b"version https://git-lfs":
+        raise fault(path, "is a pointer of Git LFS, not the file itself; run: git lfs pull")
+    return data
 
 
 def view(data: mmap.mmap, info: TensorInfo, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -214,16 +214,16 @@ class ConfigKeys:
         left = [key for key in self.data if key not in allowed]
         for key in left:
             if key in REFUSED and self.data[key]:
-                raise self.error(f"{key} is set: {REFUSED[key]}; {_advice(key)}")
+                raise self.error(f"{key} is set: {REFUSED[key]}; {self._advice(key)}")
         for key in left:
             if key not in REFUSED:
-                close = nearest(key, self.read - self.data.keys())
-                raise self.error(f"{key!r} (= {shown(self.data[key])}) is not understood{close}; {_advice(key)}")
+                close = nearest(key, (self.read | METADATA) - self.data.keys(), cutoff=0.75)
+                raise self.error(f"{key!r} (= {shown(self.data[key])}) is not understood{close}; {self._advice(key)}")
+
+    def _advice(self, key: Str) -> Str:
+        made = self.where.partition(":")[0] in ("config", "model")  # the dict of a new model, and no file
+        return f"if it cannot matter, {'leave it out' if made else f'load with ignore=[{key!r}]'}"
 
     def error(self, problem: Str) -> ConfigError:
         """A ConfigError whose message begins with the name of the file."""
         return ConfigError(f"{self.where}: {problem}")
-
-
-def _advice(key: str) -> str:
-    return f"if it cannot matter, load with ignore=[{key!r}]"

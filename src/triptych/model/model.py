@@ -322,7 +322,7 @@ def load(
             added = nn.attach(module, stored.factors, stored.dropout)
             note = f"adapter {adapter}: {added.parameters:,} numbers of rank {added.rank} in {len(added.slots)} maps"
             report = replace(report, notes=(*report.notes, note))
-    hf, where, report = header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes))
+    hf, where, report = header.hf, header.path, replace(report, notes=(*report.notes, *header.notes, *packing.notes))
     del header, source, packing, packer
     machine.give_back_memory()
     return Model(module, tokenizer, hf, where, report)

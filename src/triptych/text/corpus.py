@@ -125,16 +125,16 @@ def _add_file(path: Path, name: str, contents: Folder) -> None:
 MAX_BYTES = 1 << 33  # of a file or a folder, which is held in memory
 
 
-def read_documents(path: Path | str) -> Folder:
+def read_documents(path: Path | str, wanted: str = "a UTF-8 text file or a folder of them") -> Folder:
     """The text of the file `path`, or the texts of all text files in the folder `path` and its subfolders, ordered by
     path, with what was skipped of a folder: hidden and empty files, and those that are no UTF-8 text.
 
     A byte order mark is removed, and line ends become `\\n`.  Raises TextError if there is no text, and for a single
-    file that is not UTF-8, naming the file and the first bad byte.
+    file that is not UTF-8, naming the file and the first bad byte; `wanted` is what they advise to give.
     """
     path = Path(path)
     if not exists(path):
-        raise TextError(f"no file or folder {path}; give a UTF-8 text file or a folder of them")
+        raise TextError(f"no file or folder {path}; give {wanted}")
     if path.is_dir():
         contents = read_folder(path, follow_links=True, most_bytes=MAX_BYTES, most_total=MAX_BYTES)
     else:
@@ -142,7 +142,7 @@ def read_documents(path: Path | str) -> Folder:
         contents = Folder(MAX_BYTES, [TextFile(path.name, text)] if text.strip() else [])
     if not contents.files:
         skipped = f" (skipped: {contents.skipped_in_words})" if contents.skipped else ""
-        raise TextError(f"{path} holds no text{skipped}; give a UTF-8 text file or a folder of them")
+        raise TextError(f"{path} holds no text{skipped}; give {wanted}")
     contents.files = [
         TextFile(file.name, file.text.replace("\r\n", "\n").replace("\r", "\n")) for file in contents.files
     ]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triptych.arguments import checked
 from triptych.errors import InputError
 from triptych.nn import Transformer
 from .data import Data
@@ -109,6 +110,7 @@ class HeldOut:
 
 
 @torch.no_grad()
+@checked
 def evaluate(
     module: Transformer,
     held_out: HeldOut,

@@ -191,6 +191,7 @@ class Job:
             raise ConfigError(f"{out} has a checkpoint of step {later}, this run is at step {step}; resume it again")
 
 
+@checked
 def check_start(recipe: Recipe, *, force: bool = False) -> None:
     """What would stop a new run and can be known before its data are read.
 
@@ -202,6 +203,7 @@ def check_start(recipe: Recipe, *, force: bool = False) -> None:
     check_recipe_memory(recipe, _smallest)
 
 
+@checked
 def prepare(recipe: Recipe) -> Job:
     """Texts, tokenizer, model and data of a recipe, checked, before the first step.
 
@@ -270,6 +272,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
     return job
 
 
+@checked
 def verify_resume(recipe: Recipe, steps: int) -> None:
     """Train `steps` steps at once, and half of them, a checkpoint, and the other half: the weights must be bit-equal.
 

@@ -210,10 +210,10 @@ def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: Intege
         counts = np.maximum(np.bincount(right, minlength=len(labels)), 1)
         weights = tuple((len(right) / (len(labels) * counts)).tolist())
     elif class_weights is not None:
-        if wrong := sorted(class_weights.keys() ^ set(labels)):
-            raise ConfigError(
-                f"objective.class_weights needs a weight for each of {', '.join(labels)}; see {wrong[0]!r}"
-            )
+        more, missing = sorted(class_weights.keys() - set(labels)), sorted(set(labels) - class_weights.keys())
+        if more or missing:
+            problem = f"{shown(more[0])} is no label" if more else f"{shown(missing[0])} has none"
+            raise ConfigError(f"objective.class_weights needs a weight for each of {', '.join(labels)}; {problem}")
         weights = tuple(class_weights[label] for label in labels)
     return ClassLoss(tuple(labels), settings.smoothing, weights)
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from triptych import nn
+from triptych.arguments import checked
 from triptych.attention import Rows
 from triptych.count import MAX_LOGITS
 from triptych.errors import InputError
@@ -192,6 +193,7 @@ def final(module: Transformer, batch: TrainingBatch, random: torch.Generator | N
     return x if batch.trained == len(x) else x[batch.at]
 
 
+@checked
 def loss(
     module: Transformer, batch: TrainingBatch, max_logits: int = MAX_LOGITS, random: torch.Generator | None = None
 ) -> tuple[Tensor, int]:

@@ -4,6 +4,8 @@ An objective says which fields it needs (`text`, `label`); `data.columns = {text
 file has a field.  Every problem is one line with the file and the line (of Parquet: the row) where it is.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import json
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from triptych.arguments import checked
 from triptych.errors import ConfigError, InputError, TextError, counted, first_line, nearest, shown
 from triptych.text import corpus
 from .data import RandomUse, random_numbers
@@ -74,6 +77,7 @@ class DataRecord:
         return TextError(f"{self.location}: {problem}")
 
 
+@checked
 def read_records(
     path: Path | str, needed: Sequence[str], optional: Sequence[str] = (), columns: Mapping[str, str] | None = None
 ) -> list[DataRecord]:
@@ -233,7 +237,7 @@ def _image_folder(path: Path) -> Located:
 def _text(path: Path) -> str:
     if path.is_dir():
         raise TextError(f"{path} is a directory; give one file of records")
-    return corpus.documents(path)[0]
+    return corpus.read_documents(path, "a file of records").files[0].text
 
 
 _READERS: dict[str, Callable[[Path], Located]] = {

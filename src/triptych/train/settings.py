@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from triptych.errors import nearest
+from triptych.errors import ConfigError, nearest
 from triptych.migration_hints import RECIPE_KEYS
 from .precision import Precision
 
@@ -38,6 +38,16 @@ class RecipeSection(BaseModel):
     (`triptych.train.new_recipe`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            (problem, *_) = error.errors()
+            raise ConfigError(f"{error.title}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+
+    #: So pydantic calls it for what is made directly and not for a table inside a recipe, whose errors it collects.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 class RunSettings(RecipeSection):
@@ -68,7 +78,7 @@ class RunSettings(RecipeSection):
     """Compile the blocks with torch, which takes minutes at first and makes long runs faster."""
     recompute: bool = False
     """Compute activations again in the backward pass, which needs less memory and one more forward."""
-    threads: Positive | None = None
+    threads: Annotated[Positive, Field(le=2**16)] | None = None
     """Largest number of CPU threads, by default those of the machine; a small model is no faster with more than one."""
     device: str = "cpu"
     """`cpu`, or `cuda` or `cuda:N` for a GPU.  A run uses one device."""
@@ -78,7 +88,7 @@ class RunSettings(RecipeSection):
     """Write a checkpoint each time this share of the run is done, in [0, 1]; 0 is never, at the end neither."""
     sample_every: Share = 0.2
     """Show a sample of a decoder each time this share of the run is done, in [0, 1]; 0 is never."""
-    out: str | None = None
+    out: Annotated[str, Field(min_length=1)] | None = None
     """Directory for checkpoints, and for the finished model in `model/`.  Without it nothing is saved."""
 
     @model_validator(mode="after")
