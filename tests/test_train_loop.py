@@ -565,6 +565,6 @@ def test_a_run_keeps_to_its_threads() -> None:
 
 
 def test_a_run_needs_an_end() -> None:
-    with pytest.raises(ValueError, match="needs an end"):
+    with pytest.raises(ConfigError, match="needs an end"):
         train.RunSettings(rows=1, length=4)
     assert issubclass(ConfigError, Exception)

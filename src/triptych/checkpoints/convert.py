@@ -131,8 +131,8 @@ def save(
 
     Packed matrices go into a GGUF file in the type they came from, byte for byte, or in the one that holds the same
     numbers (what was rounded to int4 as Q4_1, to int8 as Q8_0); of Q4_K and Q5_K the blocks are read from `origin`
-    again.  A directory gets plain numbers, which a note says.  Raises InputError for an ending of no format, and
-    CheckpointError for what cannot be written.
+    again.  A directory gets plain numbers, which a note says.  Raises InputError for an ending of no format and a file
+    that is no GGUF and would be replaced, and CheckpointError for what cannot be written.
     """
     to = _format_of(os.fspath(path))
     path = Path(path)

@@ -12,6 +12,7 @@ from pydantic import model_validator
 from torch import Tensor
 from torch.optim import AdamW
 
+from triptych.arguments import checked
 from triptych.errors import CheckpointError, InputError
 from triptych.nn import Transformer
 from triptych.spec import model as spec
@@ -132,6 +133,7 @@ class OptimizerSettings(RecipeSection):
 class Optimizer:
     """The optimizers of a module behind one interface: step, clip, and state as named tensors."""
 
+    @checked
     def __init__(self, module: Transformer, settings: OptimizerSettings) -> None:
         self.settings = settings
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -44,7 +44,8 @@ class RecipeSection(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             (problem, *_) = error.errors()
-            raise ConfigError(f"{error.title}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+            where = ": ".join(map(str, (error.title, *problem["loc"])))
+            raise ConfigError(f"{where}: {problem['msg'].removeprefix('Value error, ')}") from None
 
     #: So pydantic calls it for what is made directly and not for a table inside a recipe, whose errors it collects.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -88,13 +89,15 @@ class RunSettings(RecipeSection):
     """Write a checkpoint each time this share of the run is done, in [0, 1]; 0 is never, at the end neither."""
     sample_every: Share = 0.2
     """Show a sample of a decoder each time this share of the run is done, in [0, 1]; 0 is never."""
-    out: Annotated[str, Field(min_length=1)] | None = None
+    out: str | None = None
     """Directory for checkpoints, and for the finished model in `model/`.  Without it nothing is saved."""
 
     @model_validator(mode="after")
     def _ends(self) -> RunSettings:
         if self.steps is None and self.seconds is None:
             raise ValueError("needs an end; give run.steps, run.seconds or both")
+        if self.out == "":  # Field(min_length=1) would refuse a path that is not UTF-8
+            raise ValueError("has out = ''; name a directory, or leave run.out away to save nothing")
         return self
 
     def progress(self, step: int, elapsed: float, reserved: float = 0.0) -> float:
