@@ -17,7 +17,7 @@ import cli_models
 import tiny
 import triptych
 from hub_encoders import HUB
-from triptych import generate, probe, quickstart
+from triptych import generate, measure, page, probe, quickstart, text
 from triptych.check import check
 from triptych.checkpoints.convert import convert
 from triptych.count import count, predict
@@ -25,12 +25,13 @@ from triptych.draw import draw
 from triptych.errors import InputError, TriptychError
 from triptych.explain import explain, worked
 from triptych.generate import Engine, LiveRow, Request, forbid
-from triptych.media import audio
+from triptych.media import audio, image
 from triptych.model import Model, create, load
 from triptych.page.live import live_page
 from triptych.quantize import quantize
 from triptych.text import SPEECH, with_whisper_tokens, word_tokenizer
 from triptych_lectures import exercises, labs
+from triptych_lectures.data import digit_recordings, scenes
 from triptych_lectures.labs.lab import Setup
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -97,7 +98,8 @@ def names(folder: Path) -> dict[str, Any]:
         **broken, "copied": folder / "copied",
         "q4": torch.ones(1, 2, 4, 8), "quantized": quantized, "busy": busy, "convert": convert, "forbid": forbid,
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
-        "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize,
+        "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize, "image": image,
+        "bench": measure.bench, "page": page, "text": text, "scenes": scenes, "digit_recordings": digit_recordings,
         "quickstart": quickstart.run,
         "generate": generate, "check": check, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
     }  # fmt: skip

@@ -1,21 +1,24 @@
 """Measures a model beside the limits of the machine, and peers that run the same work in turn."""
 
+from __future__ import annotations
+
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from triptych import machine
+from triptych.arguments import checked, integer
 from triptych.attention import CacheType, check_cache_type
 from triptych.checkpoints.header import read_header
 from triptych.count import count
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.generate import Executor
 from triptych.program.native_encoder import Matmul
 from triptych.spec import FramesSpec, ModelSpec
@@ -41,6 +44,7 @@ class _Runs:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+@checked
 def bench(
     model: str | Path,
     *,
@@ -81,6 +85,8 @@ def bench(
     side fails; the errors of `load` for the file.
     """
     check_cache_type(cache)
+    if not set(get_args(JobKind)).issuperset(kinds or ()):
+        raise InputError(f"kinds={shown(kinds)} must be a list of some of {', '.join(get_args(JobKind))}")
     header = read_header(model, tuple(ignore), offline=offline, weights=False)
     spec, path = header.spec, str(header.path)
     work = jobs(spec, settings, where=str(model))
@@ -89,7 +95,7 @@ def bench(
     measured = [job for job in work if kinds is None or job.kind in kinds]
     wanted = [job for job in work if job.kind == "first" or job in measured]  # loading comes first in any case
     machine.device(device)
-    threads = threads or machine.threads()
+    threads = machine.threads() if threads is None else integer("threads", threads, 1)
     torch.set_num_threads(threads)
     if rates is None:
         progress("rates of the machine")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from triptych.arguments import checked
+from triptych.arguments import checked, integer
 from triptych.errors import InputError, first_line
 from triptych.files import read_regular
 
@@ -80,11 +80,7 @@ def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
     rate that no sound has.
     """
     _check_rate(rate)
-    if np.asarray(sound).dtype.kind != "f" or np.ndim(sound) != 1 or not np.isfinite(sound).all():
-        raise InputError(
-            f"a sound is written from finite floats [T] in [-1, 1], and these are {np.asarray(sound).dtype} "
-            f"{list(np.shape(sound))} or not finite; average its channels, and divide integers by their largest"
-        )
+    _check_sound(sound)
     whole = np.round(np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
     content = io.BytesIO()
     try:
@@ -94,6 +90,15 @@ def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
         Path(path).write_bytes(content.getbuffer())
     except (OSError, ValueError, struct.error) as error:  # a name that is no path, more than four gigabytes
         raise InputError(f"cannot write {path}: {first_line(error)}") from None
+
+
+def _check_sound(sound: Samples) -> None:
+    """Raise InputError for anything but mono sound in finite floats."""
+    if np.asarray(sound).dtype.kind != "f" or np.ndim(sound) != 1 or not np.isfinite(sound).all():
+        raise InputError(
+            f"a sound is finite floats [T] in [-1, 1], and these are {np.asarray(sound).dtype} "
+            f"{list(np.shape(sound))} or not finite; average its channels, and divide integers by their largest"
+        )
 
 
 def _check_rate(rate: int) -> None:
@@ -139,6 +144,7 @@ def _decoded(data: bytes, encoding: int, bits: int) -> NDArray[np.floating]:
     return np.frombuffer(data, f"<i{bits // 8}") / np.float64(1 << (bits - 1))
 
 
+@checked
 def resample(sound: Samples, old: int, new: int) -> Samples:
     """`sound` [T] at `old` samples per second -> [ceil(T * new / old)] at `new` samples per second.
 
@@ -146,6 +152,7 @@ def resample(sound: Samples, old: int, new: int) -> Samples:
     between two samples.  The response is flat to 0.9 of the lower of the two Nyquist frequencies, and below -90 dB from
     that frequency on.
     """
+    _check_sound(sound)
     if old == new:
         return sound
     _check_rate(old)
@@ -174,17 +181,21 @@ def _kernel(up: int, down: int, phase: int) -> NDArray[np.float64]:
 
 def padded(sound: Samples, frames: int) -> Samples:
     """`sound` [T] with zeros at its end up to the length of `frames` frames; unchanged where it is as long already."""
-    return np.pad(sound, (0, max(0, frames * HOP - len(sound))))
+    return np.pad(sound, (0, max(0, integer("frames", frames, 0) * HOP - len(sound))))
 
 
+@checked
 def log_mel(sound: Samples, mels: int = 80) -> Samples:
     """Whisper's features (Radford et al. 2022): `[T]` at 16 kHz -> `[T // 160, mels]`, about in [-1, 1].
 
     The power spectrum under a Hann window of 25 ms every 10 ms, summed by Slaney's mel filters, as log10, limited from
     below to 8 under its maximum, then shifted and scaled: `(x + 4) / 4`.
 
-    Raises InputError for less sound than one window.
+    Raises InputError for less sound than one window, and for more bands than there are frequencies.
     """
+    _check_sound(sound)
+    if not 1 <= mels <= WINDOW // 2:
+        raise InputError(f"mels={mels} must be 1 to {WINDOW // 2}, the frequencies of a window")
     if len(sound) < WINDOW:
         raise InputError(f"{len(sound)} samples are less than one window of {WINDOW}; pad with silence")
     frames = sliding_window_view(np.pad(sound, WINDOW // 2, mode="reflect"), WINDOW)[::HOP][: len(sound) // HOP]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.arguments import checked
 from triptych.errors import ConfigError, InputError, first_line, library, shown
 from triptych.files import read_regular
 
@@ -136,6 +137,7 @@ def _number(value: object) -> float:
     return float(value)
 
 
+@checked
 def read_image(path: str | Path, preparation: Preparation) -> NDArray[np.float32]:
     """`[3, H, W]` of an image file, rotated as its EXIF orientation says and prepared as `preparation` says.
 
@@ -177,6 +179,8 @@ def png(pixels: NDArray[np.uint8], palette: NDArray[np.uint8] | None = None) -> 
     One header, one block of rows without filters, one end (PNG, section 5).  Pillow, which pages and pictures do
     without, is an extra.
     """
+    if getattr(pixels, "dtype", None) != np.uint8 or pixels.shape[2:] != (3,) * (palette is None) or not pixels.size:
+        raise InputError("a picture is pixels [H, W, 3], or indices [H, W] of a palette, of the dtype uint8")
     height, width = pixels.shape[:2]
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
 

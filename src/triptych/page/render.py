@@ -5,6 +5,8 @@ the scripts read with `textContent`.  The content security policy holds the hash
 nothing else on the page could run even if an escape were missed.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import os
@@ -16,7 +18,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from triptych.errors import CheckpointError, TriptychError
+from triptych.arguments import checked
+from triptych.errors import CheckpointError, InputError, TriptychError
 from triptych.files import tables_of
 from .sections import Chapter, Section, Tab, section_data
 
@@ -27,8 +30,11 @@ OF_MODELS: Mapping[str, Sequence[str]] = _FILES["of_models"]
 OF_KIND: Mapping[str, Sequence[str]] = _FILES["of_kind"]
 
 
+@checked
 def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
+    if not isinstance(sections, Sequence) or not all(isinstance(section, Section) for section in sections):
+        raise InputError("a page needs a list of sections, such as [Prose(title, text)]")
     every = _all(sections)
     kinds = {section.kind for section in every}
     files = list(dict.fromkeys(file for kind in OF_KIND if kind in kinds for file in _of_kind(kind)))
@@ -48,6 +54,7 @@ def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> st
     )
 
 
+@checked
 def write(path: str | os.PathLike[str], html: str) -> None:
     """Replace the file `path` by a page, so that a reader sees the old page or the whole new one.
 

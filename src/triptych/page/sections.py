@@ -3,6 +3,8 @@
 Each section is checked when it is constructed, so that `render` cannot fail on a bad one.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar, Literal
 
-from triptych.errors import InputError
+from triptych.arguments import checked_methods
+from triptych.errors import InputError, shown
 
 Json = dict[str, object]
 
@@ -68,10 +71,10 @@ class Samples(Section):
         object.__setattr__(self, "items", ordered)
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Curve(Section):
-    """Lines over a shared x axis.  `lines` are named horizontal reference lines, such as the score
-    of guessing.
+    """Lines over a shared x axis.  `lines` are named horizontal reference lines, such as the score of guessing.
 
     A y that is not finite (a loss that diverged) leaves a gap in its line.  `log` names the axes whose scale is
     logarithmic; values that are not positive there leave a gap too.
@@ -87,7 +90,10 @@ class Curve(Section):
 
     def __post_init__(self) -> None:
         for name, points in self.series.items():
-            bad = next((x for x, _ in points if not math.isfinite(x)), None)
+            try:
+                bad = next((x for x, _ in points if not math.isfinite(x)), None)
+            except (TypeError, ValueError):
+                raise InputError(f"curve {self.title!r}: {name!r} is {shown(points)}, not a list of (x, y)") from None
             if bad is not None:
                 raise InputError(f"curve {self.title!r}: series {name!r} has x = {bad}; give a finite x to each point")
         for name, y in self.lines.items():

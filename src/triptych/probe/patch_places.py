@@ -44,8 +44,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The clean position for each corrupt position: `pairs[True]` of the texts, `pairs[False]` of the
-    targets."""
+    """The clean position for each corrupt position: `pairs[True]` of the texts, `pairs[False]` of the targets."""
 
     model: ProbedModel
     broken: Prompt

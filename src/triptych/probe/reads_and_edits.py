@@ -87,10 +87,9 @@ class Edit:
     """An edit: replace the values at `site`, a name or a glob, by `fn(value, where)`.
 
     `value` holds the chosen positions only: `[n, ...]`, heads on dimension 1 where the site has them, or `[h, n, S]`
-    for scores and pattern.  The result must have its shape, and be finite where the value was; -inf is allowed
-    at scores and logits.  `where` is a `triptych.probe.Where`.  `items`, `at` and `heads` select as in `Read`.  A
-    function of the value and its positions alone has the same effect in cached generation and in one forward over the
-    whole row.
+    for scores and pattern.  The result must have its shape, and be finite where the value was; -inf may be at scores
+    and logits.  `where` is a `triptych.probe.Where`.  `items`, `at` and `heads` select as in `Read`.  A function of the
+    value and its positions alone has the same effect in cached generation and in one forward over the whole row.
 
     `triptych.probe.zero`, `add` and `put` make the common ones.  What does not fit the model, and an edit that changes
     nothing, raise ProbeError when the edit is used.

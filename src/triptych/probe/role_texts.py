@@ -188,7 +188,7 @@ def place(word: Word, words: Sequence[tuple[str, list[int]]]) -> list[int]:
     if not matches:
         matches = [places for text, places in words if text.lower() == name.lower()]
     if not matches:
-        there = ", ".join(dict.fromkeys(text for text, _ in words[:24]))
+        there = ", ".join(dict.fromkeys(text for text, _ in words[:24])) or "none, as it is empty"
         raise InputError(f"there is no word {name!r} in the text; its words are {there}")
     if not number and len(matches) > 1:
         raise InputError(

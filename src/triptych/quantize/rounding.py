@@ -32,7 +32,7 @@ def quantize(weight: Tensor, form: str, memory: Allocator = plain_memory) -> Pac
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta or weight.is_sparse:
         raise InputError(f"{form} packs matrices of numbers, not {shown(weight)}")
     if weight.dim() != 2 or weight.shape[1] % GROUP or not weight.numel():
-        raise InputError(f"{form} packs matrices with columns in groups of {GROUP}, not {list(weight.shape)}")
+        raise InputError(f"{form} packs matrices of rows with columns in groups of {GROUP}, not {list(weight.shape)}")
     name, rounded = FORMS[form]
 
     def numbers(start: int, stop: int) -> Codes:

@@ -98,6 +98,7 @@ class ModelInputs:
         if self.spec.layout != "encoder-decoder":
             if prefix:
                 raise InputError("decoder_prefix is for encoder-decoders; put it at the end of the prompt")
+            self._check_text()
             return self.ids(prompts), None
         if self.spec.ids.start is None:
             raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
@@ -172,7 +173,7 @@ class ModelInputs:
         limit = self._window(window, WINDOW)
         needed = len(self.ids([question])[0]) + 2  # the question and the separators around the context
         if needed >= limit:
-            raise InputError(f"the question needs {needed} of the model's {limit} positions; shorten it")
+            raise InputError(f"the question needs {needed} of a window's {limit} positions; shorten it, or widen that")
         shared = min(128, limit // 2, (limit - needed) // 2) if overlap is None else integer("overlap", overlap, 0)
         return self._encoded(question, context, max_length=limit, overlap=shared)
 
@@ -203,9 +204,14 @@ class ModelInputs:
     @property
     def words(self) -> Tokenizer:
         """The tokenizer.  Raises TextError where there is none."""
+        self._check_text()
         if not isinstance(self.tokenizer, Tokenizer):
             raise TextError(f"{self.path or 'this model'} has no tokenizer; give token ids")
         return self.tokenizer
+
+    def _check_text(self) -> None:
+        if self.spec.decoder is None and not self.reads_text:
+            raise InputError(f"a {self.spec.family} encoder reads and writes no text; use classify() or encode()")
 
     def generation_config(self) -> dict[str, Any]:
         """The settings of generation in the files: the generation config, and the config where older ones keep it."""
@@ -234,6 +240,8 @@ class ModelInputs:
             raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
         if isinstance(row, Mapping) and "role" in row:
             raise InputError(f"row {i} is a message; model.chat(messages) answers it")
+        if isinstance(row, Sequence) and row and isinstance(row[0], str):
+            raise InputError(f"row {i} is a list of texts; give one text in its place, not a list")
         if not isinstance(row, Iterable) or not getattr(row, "ndim", 1):
             raise InputError(f"row {i} is {shown(row)}, not a text or a list of token ids; give rows as [[5, 6, 7]]")
         return check_ids(row, vocab, f"row {i}")

@@ -199,8 +199,7 @@ def transcribe(
     `on_segment` is called with each segment as soon as it is written.
 
     Raises InputError for a model that reads no sound, a file that is no WAV file, samples that are not mono floats
-    about in [-1, 1], a language or task the model does not
-    know, times that it does not know, and an unknown type of cache.
+    about in [-1, 1], a language, task or times that the model does not know, and an unknown type of cache.
     """
     tokenizer, vocab = model.inputs.words, model.spec.vocab
     config = model.inputs.side_file("generation_config.json") or model.inputs.hf
@@ -224,9 +223,11 @@ def transcribe(
 def _samples(sound: Any) -> Any:
     """`sound` `[T]`.  Raises InputError for anything but mono sound in floats, and for values far beyond [-1, 1]."""
     readable(sound, "the sound")
-    mono = isinstance(sound, np.ndarray) and sound.ndim == 1 and sound.dtype.kind == "f" and sound.size
-    if not mono or not np.abs(sound).max() <= LOUDEST:
+    mono = isinstance(sound, np.ndarray) and sound.ndim == 1 and sound.dtype.kind == "f"
+    loudest = np.abs(sound).max(initial=0) if mono else np.nan
+    if not 0 <= loudest <= LOUDEST or not sound.size:
         given = f"{sound.dtype} {list(sound.shape)}" if isinstance(sound, np.ndarray) else shown(sound)
+        given += f" whose loudest is {loudest:g}" * mono
         raise InputError(
             f"a sound is a WAV file, or mono samples [T] in a NumPy array of floats between -1 and 1, {audio.RATE:,} a "
             f"second, not {given}; average channels, and divide integers by their largest value"

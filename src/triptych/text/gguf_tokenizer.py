@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from triptych.arguments import checked
 from triptych.errors import TextError, nearest
 from .chat import ChatTemplate
 from .sentencepiece_file import (
@@ -178,6 +179,7 @@ class _Vocabulary:
         return Specials(**texts)
 
 
+@checked
 def from_gguf(metadata: Mapping[str, Any], *, pre: str | None = None) -> Tokenizer:
     """The tokenizer that the `metadata` of a GGUF describes: all keys, with values as the reader returns them.
 

@@ -36,8 +36,7 @@ class Encoded:
 
     `token_types` is the segment that BERT-like models embed.  `offsets` are the first character of the token in its own
     text and the one after its last.  `sequence_ids` tells which text the token is of: 0 for the first, 1 for the
-    second, None for a special token.  `words` has the number of its word; it may be
-    empty.
+    second, None for a special token.  `words` has the number of its word; it may be empty.
     """
 
     ids: list[int]
@@ -196,7 +195,7 @@ class Tokenizer:
         if width <= overlap:
             raise InputError(
                 f"what stands in every row and {overlap} tokens of overlap leave none of the {max_length} tokens of a "
-                "row to the text that is cut; shorten the first text, or share fewer tokens"
+                "row to the text that is cut; shorten the first text, share fewer tokens, or make rows longer"
             )
         start, stop = inside[0], inside[-1] + 1
         firsts = range(start, max(start + 1, stop - overlap), width - overlap)

@@ -47,7 +47,7 @@ class WhisperTokens:
         if task == "translate" and not self.languages:
             raise InputError("task='translate' needs a model of several languages, and this one knows only one")
         if language is not None and language not in self.languages:
-            known = ", ".join(sorted(self.languages)) or "none: the model knows only one"
+            known = ", ".join(sorted(self.languages)) or "none: the model knows only one; leave language out"
             raise InputError(f"language={language!r} is not one of {known}{nearest(language, self.languages)}")
         named = [] if language is None else [self.languages[language], self.tasks[task]]
         return [self.start, *named, *([] if timestamps else [self.no_timestamps])]

@@ -61,7 +61,7 @@ class RunLock:
         except FileNotFoundError:
             raise CheckpointError(f"there is no run directory {self.path.parent}") from None
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error.strerror or error}") from None
+            raise CheckpointError(f"cannot write {self.path}: {error.strerror or error}; a run is a folder") from None
         close = weakref.finalize(self, _unlock_and_close, file)
         try:
             _lock(file)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from triptych.arguments import checked, integer
 from triptych.errors import InputError, MissingExecutableError
 from triptych.files import tables_of
 from triptych.media import audio
@@ -179,6 +180,7 @@ def with_noise(sound: audio.Samples, ratio: float, random: np.random.Generator) 
     return noisy
 
 
+@checked
 def write_recordings(
     folder: str | Path,
     train: int = 2000,
@@ -192,8 +194,12 @@ def write_recordings(
     """WAV files under `folder` with their records, `train.jsonl` and `held-out.jsonl`, which name `audio` and `text`.
 
     `speakers` of `HEARD` are in the first, of `UNHEARD` in the second.  Recordings to train on have from one word on:
-    from short ones a model learns where to listen.  Raises InputError as `espeak`, and where a file cannot be written.
+    from short ones a model learns where to listen.  Raises InputError as `espeak`, and for a folder in use.
     """
+    for count in (train, held_out, *speakers):
+        integer("train, held_out or speakers", count, 1)
+    if (Path(folder) / "train").exists():
+        raise InputError(f"{folder} holds recordings already; choose another folder, or remove it")
     random, recorder, spoken = np.random.default_rng(seed), recorder or DigitRecorder(), spoken or SpokenWords.cached()
     short = replace(recorder, words=(1, recorder.words[1]))
     clips = [list(spoken.vocabulary(among.draw(count, random)).values()) for among, count in

@@ -7,6 +7,8 @@ shape in `HELD_OUT` are in no scene to train on, though each of their colours an
 Everything is a function of a seed.  Needs NumPy alone.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.arguments import checked, integer
 from triptych.errors import InputError
 from triptych.files import tables_of
 from triptych.media.image import png
@@ -93,17 +96,19 @@ class Scene:
         return f"a {first} {self.relation} a {second}"
 
 
+@checked
 def scenes(count: int, seed: int, *, held_out: bool = False) -> list[Scene]:
     """`count` scenes without any pair of `HELD_OUT`, or with `held_out` scenes in which one object or both are such
     pairs."""
-    random = np.random.default_rng([seed, int(held_out)])
-    return [_scene(random, held_out=held_out) for _ in range(count)]
+    random = np.random.default_rng([integer("seed", seed, 0), int(held_out)])
+    return [_scene(random, held_out=held_out) for _ in range(integer("count", count, 0))]
 
 
+@checked
 def shapes(count: int, seed: int) -> list[tuple[Pixels, str]]:
     """`count` pictures of one object of any colour in any place, and the name of its shape."""
-    random, pictures = np.random.default_rng([seed, 2]), list[tuple[Pixels, str]]()
-    for _ in range(count):
+    random, pictures = np.random.default_rng([integer("seed", seed, 0), 2]), list[tuple[Pixels, str]]()
+    for _ in range(integer("count", count, 0)):
         radius = float(random.uniform(*RADII))
         y, x = random.uniform(radius, SIDE - radius, size=2).tolist()
         one = Drawn(*_any(random, PAIRS), (y, x), radius)
@@ -121,6 +126,7 @@ def painted(objects: Sequence[Drawn], random: np.random.Generator) -> Pixels:
     return np.asarray(picture.round().clip(0, 255), np.uint8)
 
 
+@checked
 def write(folder: str | Path, count: int = 4000, held_out: int = 400, seed: int = 0) -> None:
     """Write `count` scenes and `held_out` others as PNG files into a new folder, with records beside them:
     `captions.jsonl` and `captions-held-out.jsonl` with the fields `image` and `text`, and of as many pictures of one
@@ -129,7 +135,8 @@ def write(folder: str | Path, count: int = 4000, held_out: int = 400, seed: int 
     Raises InputError where the folder exists or cannot be written.
     """
     folder = Path(folder)
-    sides = ("", count, seed), ("-held-out", held_out, seed + 1)
+    seed = integer("seed", seed, 0)
+    sides = ("", integer("count", count, 1), seed), ("-held-out", integer("held_out", held_out, 1), seed + 1)
     try:
         folder.mkdir(parents=True)
         for side, many, of in sides:
