@@ -11,12 +11,13 @@ import torch
 
 import cli_models
 import tiny
-from triptych import attend, migration_hints
+from triptych import attend, migration_hints, window
 from triptych.checkpoints.convert import convert
 from triptych.errors import InputError
 from triptych.model import Model, load
 from triptych.tasks.model_inputs import ModelInputs
 from triptych.text import DECODER, Tokenizer, byte_tokenizer
+from triptych_lectures import labs
 
 TEXTS = ["the old mill", "stands"]
 pytestmark = pytest.mark.usefixtures("unchecked")  # what is refused here is of types that no signature has
@@ -109,7 +110,7 @@ def test_an_end_token_that_also_pads(ids: list[list[int]], whole: bool) -> None:
     [
         ([[1.5]], "row 0: 1.5 is no token id"),
         ([[1], [True]], "row 1: True is no token id"),
-        ([["a"]], "row 0: 'a' is no token id"),
+        ([["a"]], "row 0 is a list of texts; give one text"),
         ([5, 6, 7], r"row 0 is 5, not a text or a list of token ids; give rows as \[\[5, 6, 7\]\]"),
         ([[1, 41]], "row 0: token id 41 is outside the vocabulary of 41"),
         ([[-1]], "token id -1 is outside"),
@@ -222,6 +223,7 @@ def test_arguments_of_other_loaders_are_answered_with_ours(argument: str, ours: 
 
 def test_every_argument_named_in_place_of_another_library_s_is_one_of_ours() -> None:
     functions = [load, attend, convert, *(getattr(Tokenizer, name) for name in ("encode", "decode"))]
+    functions += [window, labs.run, Model.trained]
     functions += [getattr(Model, name) for name in dir(Model) if isfunction(getattr_static(Model, name))]
     ours = set().union(*(signature(function).parameters for function in functions))
     for name, answers in migration_hints._TABLES["arguments"].items():
