@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, nearest
-# Importing these files enters their exercises.
-from . import fundamentals, textbook, textbook_code
+from . import fundamentals, textbook, textbook_code  # importing them enters their exercises
 from .exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
 
 _FILES = (fundamentals, textbook, textbook_code)
