@@ -3,7 +3,7 @@
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import copytree
@@ -68,6 +68,12 @@ def freed(engine: Engine) -> LiveRow:
     return row
 
 
+def in_thread(call: Callable[[], object]) -> object:
+    """What a call gives in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
 def names(folder: Path) -> dict[str, Any]:
     """What the lines of misuses.txt speak of: models of each layout, with tokenizers, and values of odd kinds."""
     words = word_tokenizer(cli_models.WORDS, 90)
@@ -100,7 +106,7 @@ def names(folder: Path) -> dict[str, Any]:
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize, "image": image,
         "bench": measure.bench, "page": page, "text": text, "scenes": scenes, "digit_recordings": digit_recordings,
-        "quickstart": quickstart.run,
+        "quickstart": quickstart.run, "in_thread": in_thread,
         "generate": generate, "check": check, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
     }  # fmt: skip
 

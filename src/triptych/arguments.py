@@ -165,6 +165,7 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "Decode": _function("ids"),
     "Hook": _function("name, tensor"),
     "OnEmbedded": _function("int, int"),
+    "OnToken": _function("int, int"),
     "OnProgress": _function("QueueProgress"),
 }
 

@@ -13,7 +13,7 @@ from triptych.arguments import checked, integer, number
 from triptych.errors import InputError
 from triptych.probe import Session
 from .engine import Engine
-from .request import LiveRow, Request
+from .request import LiveRow, Request, check_request
 from .sampling import Sampling, apply_rules, check_finite
 
 BLOCK = 64  # columns of logits whose maximum is looked at first
@@ -84,9 +84,12 @@ def beam_search(
     with a length penalty above 0 a longer one might still have (as in transformers' default).  With `early_stopping` it
     ends as soon as it has `beams` finished hypotheses.
 
-    Raises InputError for settings out of range and for logits that are not finite.
+    Raises InputError for settings out of range, for sampling, and for logits that are not finite.
     """
     length_penalty = check_beams(engine, beams, length_penalty)
+    for request in requests:
+        check_request(request)
+        check_beam_settings(request.sampling, [])
     live = [*enumerate(engine.add(*requests))]
     searches = [_Search(request, beams, length_penalty, early_stopping) for request in requests]
     probes = _probes(requests)

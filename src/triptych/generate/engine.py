@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import isfinite
-from threading import Lock
+from threading import Lock, RLock
 from time import perf_counter
 from typing import NoReturn, get_args
 
@@ -29,16 +30,17 @@ from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
 from .next_tokens import Choice, choose
 from .prefixes import Prefixes
-from .request import LiveRow, Output, Request, check_new, check_request
+from .request import LiveRow, Output, Request, check_new, check_request, check_running
 from .speculation import Speculation, accepts
-from .step_runner import Executor, ForwardResult, StepRunner
+from .step_runner import Executor, ForwardResult, StepRunner, alone
 from .stops import StopDetector
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class Engine(Explained):
-    """A model with a cache and the rows that run in it.  One thread uses an engine at a time.
+    """A model with a cache and the rows that run in it.  One thread uses an engine at a time; others are
+    refused with InputError.
 
     decode        makes text of ids, for stop strings.
     chunk         ids of a prompt that a step reads at most.
@@ -80,7 +82,7 @@ class Engine(Explained):
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
         self.prefixes: Prefixes | None = None
         self.speculation, self.streaming = speculation, Lock()  # held while the text of one row is streamed
-        self.guard = ModuleGuard()
+        self.guard, self.lock = ModuleGuard(), RLock()  # held by the thread that is in a method
         self.reset()
 
     @property
@@ -91,6 +93,7 @@ class Engine(Explained):
     def __reduce__(self) -> NoReturn:
         raise InputError("an engine is not copied or pickled, as its caches are in use; make another: model.engine()")
 
+    @alone(nullcontext)
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
         self.runner = StepRunner(self.module, self.chunk, self.executor, self.matmul, self.cache_type, self.guard)
@@ -102,7 +105,7 @@ class Engine(Explained):
             self.speculation.reset()
         self._set_rows([])
 
-    @torch.inference_mode()
+    @alone()
     def warm_up(self, rows: int, length: int) -> None:
         """Compile and capture what so many rows of up to `length` tokens need, so that no later step does.
 
@@ -145,7 +148,7 @@ class Engine(Explained):
             row.source_length = self.module.length(request.source)
         return row
 
-    @torch.inference_mode()
+    @alone()
     def join(self, rows: Sequence[LiveRow]) -> None:
         """Give prepared rows slots: they run from the next step on."""
         check_new(rows, self.module)
@@ -158,10 +161,10 @@ class Engine(Explained):
                 row.slot, row.cache = self.prefixes.slot(row, self.rows), self.cache
         self._set_rows([*self.rows, *rows])
 
-    @torch.inference_mode()
+    @alone()
     def free(self, rows: Sequence[LiveRow]) -> None:
         """Remove rows and free their slots for rows that are added later; those that have left are passed over."""
-        self._check_rows(rows, None, self.cache)
+        check_running(rows, self.rows, None, self.cache)
         leaving = [row for row in rows if row.cache is not None]
         for row in leaving:
             row.cache, row.draft = None, ()
@@ -176,14 +179,14 @@ class Engine(Explained):
         removed = set(rows)
         self._set_rows([row for row in self.rows if row not in removed])
 
-    @torch.inference_mode()
+    @alone()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Go on with these rows alone, in this order; one that is named several times is copied (beams).
 
         What each reads from then on is kept under a key of its own in its `path`; `Session.settle` joins those of the
         rows that are returned.
         """
-        self._check_rows(rows)
+        check_running(rows, self.rows)
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
         spare = [row.slot for row in dropped]
@@ -206,23 +209,25 @@ class Engine(Explained):
         self._set_rows(next_rows)
         return next_rows
 
+    @alone(nullcontext)
     def trim(self, row: LiveRow, length: int) -> None:
         """Forget a row's tokens from `length` on, in the cache alone: they run again in the next step.
 
         Raises InputError when a layer with a window no longer holds what came before.
         """
-        self._check_rows([row])
+        check_running([row], self.rows)
         self.cache.trim(row.slot, integer("length", length, 0))
         row.cached = length
         self._reading = True
 
+    @alone(nullcontext)
     def restart(self, row: LiveRow, request: Request) -> LiveRow:
         """Another request in the slot of `row`, beside the same source, which is not encoded again.
 
         Raises InputError where `row` has left its slot: give its request `keep_slot`.
         """
         check_request(request)
-        self._check_rows([row], None, self.cache)
+        check_running([row], self.rows, None, self.cache)
         if row.cache is None:
             raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")
         new = self._row(replace(request, source=row.request.source), row.slot)
@@ -233,7 +238,7 @@ class Engine(Explained):
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
+    @alone()
     def step(self, *, isolate: bool = False) -> list[Output]:
         """One forward of all rows: a token for each that has read its prompt, and the tokens of its draft that were
         right.  Rows that end leave, with a `reason`.
@@ -324,7 +329,7 @@ class Engine(Explained):
                 outputs.append(Output(row, None, None, x))
 
     @checked
-    @torch.inference_mode()
+    @alone()
     def logits(self, probe: Session | None = None, rows: Sequence[LiveRow] | None = None) -> Tensor:
         """Run all that the cache does not hold of every row, or of `rows` -> the logits after each row's last token,
         [B, V].
@@ -333,7 +338,7 @@ class Engine(Explained):
         whose requests have none.
         """
         rows = self.rows if rows is None else rows
-        self._check_rows(rows)
+        check_running(rows, self.rows)
         if not rows:
             raise InputError("no rows run in this engine; add requests first")
         self.guard.visits += 1
@@ -350,13 +355,6 @@ class Engine(Explained):
                     if encoded:
                         self._set_rows(self.rows)
         return torch.stack([last[row] for row in rows])
-
-    def _check_rows(self, rows: object, *caches: object) -> None:
-        """Raise InputError for what is no list of rows that run here, or whose slots are in one of these caches."""
-        if not isinstance(rows, Sequence) or not all(
-            isinstance(row, LiveRow) and (row in self.rows or row.cache in caches) for row in rows
-        ):
-            raise InputError("give rows that run in this engine, as its add() returned them since its last reset()")
 
     # -- settings -------------------------------------------------------------------------------------------------
 

@@ -116,14 +116,15 @@ def search(
     return _generations(rows, tokenizer, {})
 
 
+@checked
 def pieces(
     scheduler: Scheduler, row: LiveRow, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None = None
 ) -> Iterator[str]:
     """The text of a submitted row, piece by piece as it becomes certain, up to the first of the strings in `stop`.
 
     The row has left the engine afterwards, however this ends; after an exception the engine begins again, with nothing
-    kept.  Raises InputError, and leaves the engine as it is, while another text runs in it; ProbeError for edits that
-    had no effect.
+    kept.  Raises InputError, and leaves the engine as it is, while another text runs in it; InputError where somebody
+    resets the engine or frees the row between two pieces; ProbeError for edits that had no effect.
     """
     engine = scheduler.engine
     if not engine.streaming.acquire(blocking=False):
@@ -149,16 +150,18 @@ def _pieces(
     unsure = max(map(len, stop), default=1) - 1  # so many characters may be the beginning of a stop string
     held, guard = "", scheduler.engine.guard
     guard.visits += 1
-    while row.reason is None and row.request.max_new_tokens:
+    read = len(row.ids)  # not the outputs of a step: another caller of engine.step() has some
+    while row.request.max_new_tokens and (row.reason is None or read < len(row.ids)):
         before: str | None = None
         guard.only_own_code = on_token is None
-        outputs = scheduler.step()
-        for output in outputs:
-            if output.token is None:
-                continue
+        scheduler.step()
+        if row.reason is None and row.cache is not scheduler.engine.cache and row not in scheduler.waiting:
+            raise InputError("the engine was reset, or freed this text's row, while it ran; begin the stream again")
+        new, read = row.ids[read:], len(row.ids)
+        for token in new:
             if on_token is not None:
-                on_token(row.request.number, output.token)
-            held += detokenizer.put(output.token) if output.token not in row.request.ends else ""
+                on_token(row.request.number, token)
+            held += detokenizer.put(token) if token not in row.request.ends else ""
             if (before := before_stop(held, stop)) is not None:
                 break
         if scheduler.failed is not None:

@@ -144,6 +144,14 @@ def check_new(rows: Sequence[LiveRow], module: object) -> None:
         raise InputError("give rows that prepare() made for this model and that never ran, each once")
 
 
+def check_running(rows: object, running: Sequence[LiveRow], *caches: object) -> None:
+    """Raise InputError for what is no list of rows that run, or whose slots are in one of these caches."""
+    if not isinstance(rows, Sequence) or not all(
+        isinstance(row, LiveRow) and (row in running or row.cache in caches) for row in rows
+    ):
+        raise InputError("give rows that run in this engine, as its add() returned them since its last reset()")
+
+
 @dataclass(frozen=True, eq=False)
 class TokenLogprobs:
     """The log-probability (nats) of a token and of the likeliest ones, best first: the model's own distribution, before

@@ -63,8 +63,10 @@ def check_finite(logits: Tensor) -> None:
 def sample(logits: Tensor, sampling: Sampling, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
     """The next token of each row: `logits` [B, V], `rows` the ids so far, `requests` the number of each row's request.
 
-    Raises InputError for logits that are not finite.
+    Raises InputError for logits that are not finite, or no tensor, and for another `sampling`.
     """
+    if not isinstance(logits, Tensor) or not isinstance(sampling, Sampling):
+        raise InputError("sample() needs logits in a tensor [B, V] and a generate.Sampling(temperature=1.0)")
     check_finite(logits)
     scores = logits.float()
     if sampling.repetition_penalty != 1:

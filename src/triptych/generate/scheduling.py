@@ -11,6 +11,7 @@ from triptych.arguments import checked, integer
 from triptych.errors import InputError, shown
 from .engine import Engine
 from .request import LiveRow, Output, Request
+from .step_runner import TWO_THREADS
 
 MAX_ROWS = 32  # at once
 BUDGET = 512  # ids of a step
@@ -78,12 +79,15 @@ class Scheduler:
     def step(self) -> list[Output]:
         """Let waiting rows join, and run one step.  A row that fails leaves with the reason `error`; the others run
         on."""
+        if not self.engine.lock.acquire(blocking=False):
+            raise InputError(TWO_THREADS)
         try:
             self._admit()
             before = self.engine.rows
             outputs = self.engine.step(isolate=True) if before else []
         finally:
             self.engine.guard.only_own_code = False
+            self.engine.lock.release()
         self.failed = next((row.error for row in before if row.error is not None), None)
         self.tokens += sum(output.token is not None for output in outputs)
         return outputs

@@ -20,6 +20,7 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.attention import Cache
 from triptych.attention.layer_cache import Snapshot
+from triptych.errors import InputError, shown
 from .request import LiveRow
 from .step_runner import StepRunner
 
@@ -107,10 +108,12 @@ class Speculation:
     """Guesses for the rows of an engine, how many were right, and whether they pay.
 
     The time for a new token with guesses is compared with that without them, each over its last steps; where guesses
-    lose, they rest for some steps and are tried again.  `adaptive=False` always guesses.
+    lose, they rest a while and are tried again.  `adaptive=False` always guesses.  Raises InputError for no `Drafts`.
     """
 
     def __init__(self, drafts: Drafts, tokens: int = 4, *, adaptive: bool = True) -> None:
+        if not isinstance(drafts, Drafts):
+            raise InputError(f"drafts={shown(drafts)} must be a generate.PromptLookup() or another of generate.Drafts")
         self.drafts, self.tokens, self.adaptive = drafts, integer("draft_tokens", tokens, 1), adaptive
         self.drafted = self.accepted = 0
         self.with_guesses: deque[tuple[float, int]] = deque(maxlen=WINDOW)

@@ -1,4 +1,5 @@
-"""One forward of some rows of an engine: the model with its caches, run natively or by its modules."""
+"""One forward of some rows of an engine: the model with its caches, run natively or by its modules; in one thread at a
+time (`alone`)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +28,30 @@ from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
 from .request import LiveRow
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Executor = Literal["auto", "modules", "static", "compiled"]
+TWO_THREADS = "two threads use this engine; give each its own, or submit() to one Scheduler that one of them steps"
+
+
+def alone(context: Callable[[], Any] = torch.inference_mode) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For a method that runs in this context; raises InputError while another thread has the `lock` of its object."""
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        @wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            owner: Any = args[0]
+            if not owner.lock.acquire(blocking=False):
+                raise InputError(TWO_THREADS)
+            try:
+                with context():
+                    return method(*args, **kwargs)
+            finally:
+                owner.lock.release()
+
+        return call
+
+    return decorate
 
 
 @dataclass(frozen=True, eq=False)

@@ -284,8 +284,12 @@ class ModelInside(Displayed):
     def _both(
         self, rows: Texts, target: Texts | None, mask: Tensor | None = None, target_mask: Tensor | None = None
     ) -> tuple[Sequence[InputRow], list[list[int]] | None]:
-        """The rows that the model reads, and the decoder's beside a source."""
-        return self.source(rows, mask), None if target is None else self.ids(target, target_mask, target=True)
+        """The rows that the model reads, and the decoder's beside a source.  Raises InputError for other numbers."""
+        first, second = self.source(rows, mask), None if target is None else self.ids(target, target_mask, target=True)
+        if second is not None and len(second) != len(first):
+            self._check_target(target)
+            raise InputError(f"sources: {len(first)}, targets: {len(second)}; give one target for each source")
+        return first, second
 
     def _lengths(self, first: Sequence[InputRow], second: list[list[int]] | None) -> tuple[list[int], list[int]]:
         """The lengths of the decoder's (or only) rows, and of the source's beside them."""

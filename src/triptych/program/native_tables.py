@@ -115,6 +115,8 @@ class Binder:
         return LAYOUT_F32, rows, data.shape[-1], data
 
     def _matrix(self, name: str) -> tuple[int, int, int, Tensor]:
+        if name not in self.parameters:
+            raise NotServed(f"{name} was removed while the model ran, in another thread")
         weight = self.parameters[name]
         if isinstance(weight, PackedWeight):
             packed = None if self.matrix_of is None else self.matrix_of(weight)
