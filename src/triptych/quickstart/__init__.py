@@ -50,17 +50,8 @@ class Watch(Protocol):
         return
 
 
-class Silent:
+class Silent(Watch):
     """The `Watch` that shows nothing."""
-
-    def say(self, what: str) -> None:
-        pass
-
-    def step(self, event: Event) -> None:
-        pass
-
-    def sample(self, label: str, text: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,10 @@ def to_json(value: Any) -> Any:
         return value
     name = part_name(value)
     if PARTS.get(name) is not type(value):
-        raise ConfigError(f"{name} has no JSON form; give the mask or part as one of {', '.join(sorted(PARTS))}")
-    items = {f.name: getattr(value, f.name) for f in fields(value) if not _is_default(f, getattr(value, f.name))}
+        raise ConfigError(
+            f"{name} has no JSON form; give a part or a symbolic mask of triptych.spec, such as model.spec"
+        )
+    items = {f.name: getattr(value, f.name) for f in fields(PARTS[name]) if not _is_default(f, getattr(value, f.name))}
     return {"part": name} | {key: to_json(item) for key, item in items.items()}
 
 

@@ -92,7 +92,9 @@ class SpecialIds:
     bos: int | None = None
     eos: tuple[int, ...] = ()
     start: int | None = None
-    __post_init__ = check_fields
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class ModelSpec(Part):

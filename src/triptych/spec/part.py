@@ -27,7 +27,7 @@ def part_name(part: object) -> str:
 def check_fields(part: Any) -> None:
     """Raise ConfigError for a field of another type than its annotation, or out of its range: numbers are at least 0,
     integers at least 1 where the default is neither 0 nor None, and a dropout at most 1."""
-    for name, kinds, low in _rules(type(part)):
+    for name, kinds, low in _rules(part.__class__):
         value, high = getattr(part, name), 1 if name == "dropout" else inf
         fits = not kinds or any(fits(value) for _, fits in kinds)
         if not fits or (isinstance(value, int | float) and not low <= value <= high):
