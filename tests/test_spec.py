@@ -358,5 +358,5 @@ def test_widths_that_do_not_meet_are_named(unchecked: None) -> None:
         ConfigError, match=r"blocks\.0\.mlp: reads \d+ and writes \d+ numbers a token, in a stack of width"
     ):
         replace(good, blocks=(wrong,))
-    with pytest.raises(ConfigError, match="act 'swiglu' is not one of relu"):
+    with pytest.raises(ConfigError, match="act='swiglu' must be 'relu' or"):
         spec.mlp(8, 9, "swiglu")

@@ -170,7 +170,7 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
 }
 
 
-def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Callable[[object], bool]]] | None:
+def alternatives(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Callable[[object], bool]]] | None:
     """The checks of the alternatives of an annotation, of which the classes of this package are `known` by their names;
     None where one of them is unknown here."""
     plain = re.sub(r"^(Callable|dict|Mapping)\[.*\](?=$| \| None$)", r"\1", annotation)
@@ -207,7 +207,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     parameters = signature(function).parameters
     known = [name for name in parameters if name not in ("self", "cls")]
     classes = unwrap(function).__globals__
-    checks = {name: _kinds(str(parameter.annotation), classes) for name, parameter in parameters.items()}
+    checks = {name: alternatives(str(parameter.annotation), classes) for name, parameter in parameters.items()}
     order = [name for name, parameter in parameters.items() if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
     by_name = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import NO_TAPS, InputRow, Taps
 from triptych.spec import (
@@ -141,9 +140,7 @@ def case_of(model: Model, threshold: float) -> Case:
         rows = [plain[torch.randint(len(plain), (most - 2 * i,), generator=random)].tolist() for i in range(3)]
     if model.spec.layout != "encoder-decoder":
         return Case(model, rows, None, threshold)
-    start = model.spec.ids.start
-    if start is None:
-        raise InputError(f"{model.path}: the config has no decoder_start_token_id, so the decoder cannot begin")
+    start = model.spec.start_id()
     source = rows if isinstance(model.spec.reads.embed, EmbedSpec) else _noise(model)
     return Case(model, source, [[start, *row[: most // 2]] for row in (*rows[1:], rows[0])], threshold)
 

@@ -122,7 +122,7 @@ class Count:
         self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0
     ) -> dict[Literal["self", "cross"], int]:
         """`cache_bytes` of self-attention and of cross-attention."""
-        _check_sizes(positions=positions, batch=batch, source=source)
+        self._check_sizes(positions=positions, batch=batch, source=source)
         own = cross = sums = 0
         decoder = self.spec.decoder
         if decoder is not None:
@@ -148,7 +148,7 @@ class Count:
         Weights and gradients are four bytes a parameter.  AdamW keeps two moments of each; Muon one of the matrices in
         blocks, which it trains, and AdamW's two of the rest.  `recompute` keeps the input of each block alone.
         """
-        _check_sizes(tokens=tokens, batch=batch, source=source)
+        self._check_sizes(tokens=tokens, batch=batch, source=source)
         momenta = self.parameters["attention"] + self.parameters["mlp"] if optimizer == "muon" else 0
         rows = {TrainingRow(tokens, source): batch}
         activations, logits = activation_bytes(self.spec, rows, recompute=recompute)
@@ -164,13 +164,21 @@ class Count:
         Raises InputError for more logits than tokens, an encoder-decoder without `source`, and one of other models.
         """
         logits = tokens if logits is None else logits
-        _check_sizes(tokens=tokens, cached=cached, logits=logits, source=source)
+        self._check_sizes(tokens=tokens, cached=cached, logits=logits, source=source)
         if logits > tokens:
             raise InputError(f"logits={logits} is more than the {tokens} new tokens; each has one place for the head")
-        if (source > 0) != (self.spec.layout == "encoder-decoder"):
-            which = f"source={source} for a model of the layout {self.spec.layout}"
-            raise InputError(f"{which}; it is the tokens that the encoder of an encoder-decoder reads, 0 elsewhere")
+        if not source and self.spec.layout == "encoder-decoder":
+            raise InputError(
+                "source=0 for a model of the layout encoder-decoder; give the number of tokens that its encoder reads"
+            )
         return row_flops(self._kinds, tokens, cached, logits, source)
+
+    def _check_sizes(self, **sizes: int) -> None:
+        for name, size in sizes.items():
+            integer(name, size, 0)
+        if sizes.get("source") and self.spec.layout != "encoder-decoder":
+            which = f"source={sizes['source']} for a model of the layout {self.spec.layout}"
+            raise InputError(f"{which}; it is the tokens that the encoder of an encoder-decoder reads, 0 elsewhere")
 
     @cached_property
     def _kinds(self) -> KindProgram:
@@ -181,7 +189,9 @@ class Count:
         return sum(self.flops(tokens, logits=1, source=source).values())
 
     def decode_flops(self, cached: int, *, source: int = 0) -> int:
-        """One more token after `cached` ones (at least 1)."""
+        """One more token after `cached` ones (at least 1).  Raises InputError for an encoder."""
+        if self.spec.decoder is None:
+            raise InputError("an encoder decodes nothing; prefill_flops(tokens) is the forward of a text")
         return sum(self.flops(1, cached=integer("cached", cached, 1), source=source).values())
 
     def training_flops(self, tokens: int, *, source: int = 0) -> int:
@@ -190,7 +200,7 @@ class Count:
 
     def score_elements(self, tokens: int) -> int:
         """Numbers in the score matrices of one row of `tokens`, all layers and heads: what O(T^2) is about."""
-        _check_sizes(tokens=tokens)
+        self._check_sizes(tokens=tokens)
         return sum(
             block.attn.heads * tokens * span_of(stack, block.attn.kind, tokens)
             for stack in self.spec.stacks.values()
@@ -220,11 +230,6 @@ class Count:
                 "forward": self.flops(positions, source=source),
             },
         }
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        integer(name, size, 0)
 
 
 @checked

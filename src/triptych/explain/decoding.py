@@ -1,11 +1,14 @@
 """One decoding step with the KV cache: what is computed, what is reused, and how many bytes the cache takes."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from triptych import arguments
 from triptych.count import count, visible
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
@@ -22,6 +25,7 @@ from .steps import PrintedTensors, ShownTensor, Walk, WalkStep
 BEFORE, COST = "Before this step", "What it costs"
 
 
+@arguments.checked
 def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, head: int = 0) -> Walk:
     """One step of cached decoding: all tokens of `text` but the last are in the cache, the last one is computed.
 

@@ -99,10 +99,9 @@ def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> t
         in_range("head", head, block.attn.heads)
     if spec.layout != "encoder-decoder":
         return ids, None
-    if spec.ids.start is None:
-        raise InputError("the config has no decoder_start_token_id, which the decoder needs as its first token")
+    start = spec.start_id()
     written = model.generate([ids], max_new_tokens=WRITTEN)[0].ids if isinstance(spec.head, LMHeadSpec) else ids
-    return ids, [spec.ids.start, *written[:-1]]
+    return ids, [start, *written[:-1]]
 
 
 def in_range(what: str, value: int, n: int) -> None:

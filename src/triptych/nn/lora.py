@@ -1,6 +1,8 @@
 """LoRA (Hu et al. 2021): a linear map beside which a product of two small matrices is trained; an adapter of such maps
 is added to a model and taken off again."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from triptych import ops
+from triptych.arguments import checked
 from triptych.errors import InputError
 from .linear import Linear
 from .packed_weight import dense, rows
@@ -123,6 +126,7 @@ def fresh_factors(
     return factors
 
 
+@checked
 def attach(module: Transformer, factors: Mapping[str, LoraFactors], dropout: float = 0.0) -> Adapter:
     """Put `LoraLinear` into the slots that `factors` names, freeze everything else, and return what was added.
 
@@ -130,6 +134,10 @@ def attach(module: Transformer, factors: Mapping[str, LoraFactors], dropout: flo
     """
     if module.lora_adapter is not None:
         raise InputError("the model has an adapter already; merge_adapter() or remove_adapter() first")
+    for slot, one in factors.items():
+        spec = _linear(module, slot).spec
+        if (*one.up.shape, *one.down.shape) != (spec.outputs, one.rank, one.rank, spec.inputs):
+            raise InputError(f"{slot}: up must be [{spec.outputs}, rank] and down [rank, {spec.inputs}]")
     dtype = torch.promote_types(module.dtype, torch.float32)
     frozen = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
     for name in frozen:
@@ -167,6 +175,7 @@ def detach(module: Transformer) -> dict[str, LoraFactors]:
     return factors
 
 
+@checked
 def factors_of(module: Transformer) -> dict[str, LoraFactors]:
     """The factors by slot.  Raises InputError where the model has no adapter."""
     if module.lora_adapter is None:

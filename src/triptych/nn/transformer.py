@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from triptych import machine
+from triptych.arguments import checked
 from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput, KVCache, Rows, sinusoidal
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
@@ -100,6 +101,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
     head: Head | None
     lora_adapter: Adapter | None = None
 
+    @checked
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
         self.plans = ExecutorPlans()  # of the executors
@@ -206,6 +208,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         return self.encoder(inputs, rows, token_types=types, taps=taps, random=batch.random)
 
 
+@checked
 def empty(model: ModelSpec) -> Transformer:
     """The module on the meta device: shapes and no storage, to be filled by `assign` tensor by tensor."""
     with torch.device("meta"):
@@ -231,6 +234,7 @@ def finish_loading(module: Transformer) -> Transformer:
     return module.eval()
 
 
+@checked
 def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
     """A fresh model: normal weights of `init_std`, those that write to the residual stream divided by
     sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0.

@@ -172,9 +172,7 @@ def _target(model: Model, rows: list[list[int]], target: str | None) -> tuple[st
         if target is not None:
             raise InputError(f"a target is for encoder-decoders; this is a {model.spec.layout}")
         return None, None
-    start = model.spec.ids.start
-    if start is None:
-        raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
+    start = model.spec.start_id()
     if target is not None:
         return target, [[start, *model.ids([target])[0]]]
     (written,) = model.generate(rows, max_new_tokens=NEW_TOKENS)

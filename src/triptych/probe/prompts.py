@@ -144,11 +144,9 @@ def prompt_of(model: ProbedModel, text: PromptInput, target: PromptInput = None)
 
 
 def _target_ids(model: ProbedModel, target: PromptInput) -> list[int]:
-    start = model.spec.ids.start
     if not isinstance(target, str) and target is not None:
         return model.ids([target], target=True)[0]
-    if start is None:
-        raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
+    start = model.spec.start_id()
     if target is None:
         return [start]
     if model.tokenizer is None:

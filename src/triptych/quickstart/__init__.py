@@ -50,17 +50,8 @@ class Watch(Protocol):
         return
 
 
-class Silent:
+class Silent(Watch):
     """The `Watch` that shows nothing."""
-
-    def say(self, what: str) -> None:
-        pass
-
-    def step(self, event: Event) -> None:
-        pass
-
-    def sample(self, label: str, text: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -104,6 +95,8 @@ def run(
     if panel not in PANELS:
         raise InputError(f"no panel {panel!r}{nearest(panel, PANELS)}; they are {', '.join(PANELS)}")
     watch, chosen = watch or Silent(), PANELS[panel]
+    if not isinstance(watch, Watch):
+        raise InputError(f"watch={watch!r} is no triptych.quickstart.Watch")
     out = Path(out or "runs/quickstart" + (f"-{panel}" if panel != "decoder" else ""))
     try:
         out.mkdir(parents=True, exist_ok=True)

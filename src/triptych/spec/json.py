@@ -1,9 +1,10 @@
 """A spec as JSON and back, from a closed table of parts: no name in a file is ever looked up anywhere else."""
 
 from dataclasses import MISSING, fields, is_dataclass
+from numbers import Real
 from typing import Any
 
-from triptych.errors import ConfigError, nearest
+from triptych.errors import ConfigError, nearest, shown
 from . import inputs, masks, model, norms, parts, positions
 from .part import part_name
 
@@ -21,21 +22,25 @@ for _name in ("Mask", "Points", "Dense"):  # the base class, an argument, and a 
 
 def to_json(value: Any) -> Any:
     """A part as plain JSON data: `{"part": "RMSNorm", "width": 64, ...}`, fields at their default left out."""
-    if is_dataclass(value) and not isinstance(value, type):
-        name = part_name(value)
-        if PARTS.get(name) is not type(value):
-            raise ConfigError(f"{name} has no JSON form; give the mask or part as one of {', '.join(sorted(PARTS))}")
-        items = {f.name: getattr(value, f.name) for f in fields(value) if not _is_default(f, getattr(value, f.name))}
-        return {"part": name} | {key: to_json(item) for key, item in items.items()}
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return [to_json(item) for item in value]
-    return value
+    if value is None or isinstance(value, str | Real):
+        return value
+    name = part_name(value)
+    if PARTS.get(name) is not type(value):
+        raise ConfigError(
+            f"{name} has no JSON form; give a part or a symbolic mask of triptych.spec, such as model.spec"
+        )
+    items = {f.name: getattr(value, f.name) for f in fields(PARTS[name]) if not _is_default(f, getattr(value, f.name))}
+    return {"part": name} | {key: to_json(item) for key, item in items.items()}
 
 
 def from_json(data: Any, where: str = "spec") -> Any:
     """The part that `to_json` wrote.  Raises ConfigError naming the place for an unknown part, field or value."""
+    if where == "spec" and (not isinstance(data, dict) or "part" not in data):
+        raise ConfigError(f"spec: {shown(data)} is no part; give what to_json wrote, {{'part': 'Model', ...}}")
     if isinstance(data, list):
         return tuple(from_json(item, f"{where}.{i}") for i, item in enumerate(data))
     if not isinstance(data, dict):

@@ -7,9 +7,9 @@ their attention and by whether the blocks have cross-attention.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, InputError
 from .norms import Norm
-from .part import Part, Shapes
+from .part import Part, Shapes, check_fields, check_widths
 from .parts import Activation, EmbedSpec, LinearSpec, StackSpec
 
 
@@ -93,6 +93,9 @@ class SpecialIds:
     eos: tuple[int, ...] = ()
     start: int | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 class ModelSpec(Part):
     """A whole transformer.
@@ -112,14 +115,19 @@ class ModelSpec(Part):
     naming: str = ""
     init_std: float = 0.02
 
-    def __post_init__(self) -> None:
+    def _agree(self) -> None:
         if self.encoder is None and self.decoder is None:
             raise ConfigError("model: needs an encoder, a decoder or both")
-        crossed = self.decoder is not None and all(block.cross is not None for block in self.decoder.blocks)
         if self.encoder is not None and self.decoder is not None:
-            if not crossed:
-                raise ConfigError("model: a decoder beside an encoder needs cross-attention in every block")
-            self._check_source_width(self.encoder.outputs, self.decoder)
+            for i, block in enumerate(self.decoder.blocks):
+                if block.cross is None:
+                    raise ConfigError("model: a decoder beside an encoder needs cross-attention in every block")
+                for part in (block.cross.k, block.cross.v):
+                    check_widths(f"decoder.blocks.{i}.cross", self.encoder.outputs, part)
+        if self.head is not None:
+            check_widths("head", (self.decoder or self.reads).outputs, *dict(self.head.walk()).values())
+        if isinstance(self.head, LMHeadSpec | MaskedLMHeadSpec) and self.head.proj.outputs != self.vocab:
+            raise ConfigError(f"head.proj: scores {self.head.proj.outputs} tokens of a vocabulary of {self.vocab}")
         known = super().shapes()
         for alias, source in self.ties.items():
             if known.get(alias) is None or known.get(alias) != known.get(source):
@@ -127,20 +135,19 @@ class ModelSpec(Part):
                     f"tie {alias} = {source}: shapes {known.get(alias)} and {known.get(source)} must be equal"
                 )
 
-    def _check_source_width(self, width: int, decoder: StackSpec) -> None:
-        """Raise ConfigError for a cross-attention that reads other vectors than the encoder gives."""
-        for i, block in enumerate(decoder.blocks):
-            if block.cross is not None and not block.cross.k.inputs == block.cross.v.inputs == width:
-                raise ConfigError(
-                    f"decoder.blocks.{i}.cross: k reads {block.cross.k.inputs} and v {block.cross.v.inputs} numbers a "
-                    f"token, and the encoder gives {width}"
-                )
-
     @property
     def layout(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
         if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
         return "encoder" if self.decoder is None else "decoder"
+
+    def start_id(self) -> int:
+        """The id that the decoder beside an encoder begins with.  Raises InputError where the config names none."""
+        if self.ids.start is None:
+            raise InputError(
+                f"the config has no decoder_start_token_id below {self.vocab} for the decoder to begin with"
+            )
+        return self.ids.start
 
     @property
     def stacks(self) -> dict[str, StackSpec]:

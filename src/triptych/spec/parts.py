@@ -4,24 +4,16 @@ Widths: D model, H heads, G key/value heads, K head width, F MLP width, V vocabu
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from triptych.errors import ConfigError, nearest
+from triptych.errors import ConfigError
 from .inputs import ConvSpec, FramesSpec, PatchesSpec
 from .masks import Causal, Mask
 from .norms import Norm
-from .part import Part, Shapes
+from .part import Part, Shapes, check_widths
 from .positions import Absolute, PositionSpec
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
-
-
-def check_activation(act: str) -> None:
-    """Raise ConfigError for an activation that there is not."""
-    if act not in get_args(Activation):
-        raise ConfigError(
-            f"act {act!r} is not one of {', '.join(get_args(Activation))}{nearest(act, get_args(Activation))}"
-        )
 
 
 class LinearSpec(Part):
@@ -92,8 +84,8 @@ class AttentionSpec(Part):
     sinks: bool = False
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
+    def _agree(self) -> None:
+        if self.heads % self.kv_heads:
             raise ConfigError(f"attention: {self.heads} heads do not divide into {self.kv_heads} key/value heads")
         if self.q.outputs % self.heads or self.k.outputs != self.kv_heads * self.head_width:
             raise ConfigError(
@@ -160,9 +152,6 @@ class MLPSpec(Part):
     act: Activation
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_activation(self.act)
-
 
 class GLUSpec(Part):
     """Shazeer 2020: `down(act(gate(x)) * up(x))`; SwiGLU with silu, GeGLU with gelu."""
@@ -172,9 +161,6 @@ class GLUSpec(Part):
     down: LinearSpec
     act: Activation
     dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_activation(self.act)
 
 
 class MoESpec(Part):
@@ -190,8 +176,8 @@ class MoESpec(Part):
     top_k: int
     normalize: bool = False
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.top_k <= self.experts or self.router.outputs != self.experts:
+    def _agree(self) -> None:
+        if self.top_k > self.experts or self.router.outputs != self.experts:
             raise ConfigError(
                 f"mixture of experts: {self.top_k} of {self.experts} experts, "
                 f"with a router that scores {self.router.outputs}"
@@ -245,7 +231,7 @@ class BlockSpec(Part):
     branch: BranchSpec | None = None
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _agree(self) -> None:
         if (self.cross is None) != (self.cross_norm is None):
             raise ConfigError("block: cross and cross_norm come together")
         if (self.mlp is None) != (self.mlp_norm is None):
@@ -265,7 +251,7 @@ class ParallelBlockSpec(Part):
     dropout: float = 0.0
     cross: ClassVar[None] = None  # there is no place for it
 
-    def __post_init__(self) -> None:
+    def _agree(self) -> None:
         if self.attn_norm.post is not None or self.mlp_norm.post is not None:
             raise ConfigError("parallel block: one sum of two sublayers has no place for a norm after each")
 
@@ -331,13 +317,15 @@ class StackSpec(Part):
     project: LinearSpec | None = None
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _agree(self) -> None:
+        if not self.blocks:
+            raise ConfigError("stack: has no blocks; give at least one")
         for i, block in enumerate(self.blocks):
             if block.attn.kind not in self.kinds:
                 raise ConfigError(f"blocks.{i}.attn: kind {block.attn.kind!r} is not one of {sorted(self.kinds)}")
             self._check_widths(i, block)
-        if self.project is not None and self.project.inputs != self.width:
-            raise ConfigError(f"project reads {self.project.inputs} numbers a token of a stack of width {self.width}")
+        check_widths("embed", getattr(self.embed, "width", None), *dict(self.embed.children()).values())
+        check_widths("stack", self.width, self.final_norm, self.project)
 
     def _check_widths(self, i: int, block: BlockSpec | ParallelBlockSpec) -> None:
         """Raise ConfigError for a sublayer that reads or writes another width than the residual stream's."""
@@ -353,6 +341,9 @@ class StackSpec(Part):
                     f"blocks.{i}.{name}: reads {inputs} and writes {outputs} numbers a token, in a stack of width "
                     f"{self.width}; both must be {self.width}"
                 )
+        for name, part in block.children():
+            if name not in ends:
+                check_widths(f"blocks.{i}.{name}", self.width, *dict(part.walk()).values())
 
     def keeps_sums(self, attn: AttentionSpec) -> bool:
         """Whether a cache keeps sums of a layer's keys and values, of constant size: causal linear attention."""

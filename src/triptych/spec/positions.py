@@ -104,7 +104,9 @@ class RopeSpec(Part):
     pairing: Literal["half", "interleaved"] = "half"
     scaling: Scaling | None = None
 
-    def __post_init__(self) -> None:
+    def _agree(self) -> None:
+        if self.width % 2 or not self.theta:
+            raise ConfigError(f"rope: width {self.width} must be even and theta {self.theta} above 0")
         if isinstance(self.scaling, LongRope):
             short, long, pairs = len(self.scaling.short), len(self.scaling.long), self.width // 2
             if short != pairs or long != pairs:
@@ -153,7 +155,7 @@ class DisentangledSpec(Part):
     norm: LayerNormSpec | None = None
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
+    def _agree(self) -> None:
         if not self.terms or not set(self.terms) <= set(get_args(Term)):
             raise ConfigError(f"terms of distances must be c2p, p2c or both, not {self.terms!r}")
         near = self.span // 2

@@ -100,12 +100,11 @@ class ModelInputs:
                 raise InputError("decoder_prefix is for encoder-decoders; put it at the end of the prompt")
             self._check_text()
             return self.ids(prompts), None
-        if self.spec.ids.start is None:
-            raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
+        start = self.spec.start_id()
         ids = self.words.encode(prefix, special=False) if isinstance(prefix, str) else prefix
         head = check_ids(ids, self.spec.vocab, "decoder_prefix")
         sources = self.rows(prompts)
-        return [[self.spec.ids.start, *head] for _ in sources], sources
+        return [[start, *head] for _ in sources], sources
 
     @property
     def sentence_settings(self) -> SentenceSettings:

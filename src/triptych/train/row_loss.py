@@ -58,9 +58,7 @@ def encoder_batch(
 def encoder_decoder_batch(module: Transformer, sources: Sequence[InputRow], targets: IdRows) -> TrainingBatch:
     """Each target predicted from its source, by teacher forcing."""
     _check_head(module, LMHeadSpec)
-    start = module.spec.ids.start
-    if start is None:
-        raise InputError("the config has no decoder_start_token_id, so the decoder has nothing to begin with")
+    start = module.spec.start_id()
     if len(sources) != len(targets):
         raise InputError(f"there are {len(sources)} sources and {len(targets)} targets; give one target for each")
     batch = collate([replace(seq2seq([0], row, start), source=None) for row in targets], module.device)
