@@ -168,9 +168,7 @@ class Count:
         if logits > tokens:
             raise InputError(f"logits={logits} is more than the {tokens} new tokens; each has one place for the head")
         if not source and self.spec.layout == "encoder-decoder":
-            raise InputError(
-                "source=0 for a model of the layout encoder-decoder; give the number of tokens that its encoder reads"
-            )
+            raise InputError("source=0; give the number of tokens that the encoder of an encoder-decoder reads")
         return row_flops(self._kinds, tokens, cached, logits, source)
 
     def _check_sizes(self, **sizes: int) -> None:

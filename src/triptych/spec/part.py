@@ -43,7 +43,7 @@ def _rules(part: type) -> list[tuple[str, Any, int]]:
         text = re.sub("<class '|'>", "", str(field.type))
         known = {getattr(kind, "__name__", ""): kind for kind in get_args(field.type) or [field.type]}
         kinds = alternatives(text, known) or [("a tuple", tuple.__instancecheck__)] * text.startswith("tuple")
-        rules.append((field.name, kinds, int(text.startswith("int") and bool(field.default))))
+        rules.append((field.name, kinds, text.startswith("int") * bool(field.default)))
     return rules
 
 
