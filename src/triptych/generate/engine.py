@@ -32,7 +32,7 @@ from .next_tokens import Choice, choose
 from .prefixes import Prefixes
 from .request import LiveRow, Output, Request, check_new, check_request, check_running
 from .speculation import Speculation, accepts
-from .step_runner import Executor, ForwardResult, StepRunner, alone
+from .step_runner import TWO_THREADS, Executor, ForwardResult, StepRunner, alone
 from .stops import StopDetector
 
 Decode = Callable[[Sequence[int]], str]
@@ -238,7 +238,7 @@ class Engine(Explained):
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    @alone()
+    @torch.inference_mode()
     def step(self, *, isolate: bool = False) -> list[Output]:
         """One forward of all rows: a token for each that has read its prompt, and the tokens of its draft that were
         right.  Rows that end leave, with a `reason`.
@@ -251,43 +251,47 @@ class Engine(Explained):
         """
         if isolate not in (True, False):
             raise InputError(f"isolate={shown(isolate)} must be True or False")
-        guard = self.guard
-        guard.visits += not (guard.only_own_code and self._only_own_code)
-        guard.only_own_code = False
-        share = None
-        start = None if self.speculation is None or self._reading else perf_counter()
-        if self.speculation is not None:
-            self.speculation.propose(self.rows, self.runner)
-        if self._reading:
-            fill = None if self.prefixes is None else self.prefixes.fill
-            share = self.runner.token_counts(self.rows, self.budget, fill)
-        outputs: list[Output] = []
-        ended: list[LiveRow] = []
-        plain = self._greedy and not self._all_logits and self.speculation is None
-        for session, members in self._groups:
-            for part in [members] if share is None else self.runner.parts(members, share):
-                computed = self.runner.run(session, part, share, self._all_logits, plain)
-                tokens, tops = computed.best or (list[int](), list[float]())
-                if not tokens or not all(map(isfinite, tops)):
-                    self._choose_tokens(computed, outputs, ended)
-                    continue
-                for row, token in zip(computed.due, tokens, strict=True):
-                    row.ids.append(token)
-                    outputs.append(Output(row, token))
-                    checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit
-                    if checked and row.ends():
-                        ended.append(row)
-        if start is not None and self.speculation is not None:
-            self.speculation.measured(perf_counter() - start, len(outputs))
-        if ended:
-            self.free([row for row in ended if not row.request.keep_slot])
-            self._set_rows([row for row in self.rows if row.reason is None])
-            error = None if isolate else next((row.error for row in ended if row.error is not None), None)
-            if error is not None:
-                raise error
-        if share is not None:
-            self._set_rows(self.rows)  # sources were read, prompts were
-        return outputs
+        if not self.lock.acquire(blocking=False):  # as `alone`, without its frame
+            raise InputError(TWO_THREADS)
+        try:
+            guard = self.guard
+            guard.visits += not (guard.only_own_code and self._only_own_code)
+            guard.only_own_code = False
+            share = None
+            start = None if self.speculation is None or self._reading else perf_counter()
+            if self.speculation is not None:
+                self.speculation.propose(self.rows, self.runner)
+            if self._reading:
+                fill = None if self.prefixes is None else self.prefixes.fill
+                share = self.runner.token_counts(self.rows, self.budget, fill)
+            outputs, ended = list[Output](), list[LiveRow]()
+            plain = self._greedy and not self._all_logits and self.speculation is None
+            for session, members in self._groups:
+                for part in [members] if share is None else self.runner.parts(members, share):
+                    computed = self.runner.run(session, part, share, self._all_logits, plain)
+                    tokens, tops = computed.best or (list[int](), list[float]())
+                    if not tokens or not all(map(isfinite, tops)):
+                        self._choose_tokens(computed, outputs, ended)
+                        continue
+                    for row, token in zip(computed.due, tokens, strict=True):
+                        row.ids.append(token)
+                        outputs.append(Output(row, token))
+                        checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit
+                        if checked and row.ends():
+                            ended.append(row)
+            if start is not None and self.speculation is not None:
+                self.speculation.measured(perf_counter() - start, len(outputs))
+            if ended:
+                self.free([row for row in ended if not row.request.keep_slot])
+                self._set_rows([row for row in self.rows if row.reason is None])
+                error = None if isolate else next((row.error for row in ended if row.error is not None), None)
+                if error is not None:
+                    raise error
+            if share is not None:
+                self._set_rows(self.rows)  # sources were read, prompts were
+            return outputs
+        finally:
+            self.lock.release()
 
     def _choose_tokens(self, computed: ForwardResult, outputs: list[Output], ended: list[LiveRow]) -> None:
         """Choose the tokens of the rows that are due, one after another along each draft while it was right."""

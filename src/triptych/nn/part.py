@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from triptych.attention import AttendPlan, ContentBias, Rows
+from triptych.errors import InputError, shown
 from triptych.spec.part import Part
 from .packed_weight import PackedWeight
 
@@ -79,6 +80,8 @@ class Module(nn.Module, Generic[S]):
 
 def build(spec: Part) -> Module[Any]:
     """The module of a part, on the current default device, uninitialized."""
+    if type(spec) not in Module.built:
+        raise InputError(f"{shown(spec)} is no spec of a part; triptych.create(config) makes a model of a config")
     return Module.built[type(spec)](spec)
 
 

@@ -101,7 +101,6 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
     head: Head | None
     lora_adapter: Adapter | None = None
 
-    @checked
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
         self.plans = ExecutorPlans()  # of the executors
@@ -208,7 +207,6 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         return self.encoder(inputs, rows, token_types=types, taps=taps, random=batch.random)
 
 
-@checked
 def empty(model: ModelSpec) -> Transformer:
     """The module on the meta device: shapes and no storage, to be filled by `assign` tensor by tensor."""
     with torch.device("meta"):
