@@ -81,7 +81,7 @@ LIGHT = ("scaling", "permutation", "soft-vs-hard", "gradients", "paged-cache", "
 SHORTER = {  # a run as printed takes minutes
     "triptych bench": "--repeat 1",
     "triptych quickstart": "--seconds 3 --force",  # several pages run it
-    "triptych train decoder --out runs/mine --set": "--set run.seconds=2 --set run.rows=2",
+    "triptych train decoder --out runs/mine --set": "--set run.steps=20 --set run.rows=2",
 }
 
 # What a page says beside a command, in the page's words; the numbers in it must be printed.
