@@ -186,7 +186,7 @@ def test_an_encoder_decoder_shows_its_alignment(browser: Browser, pages: dict[st
 
 @pytest.mark.parametrize("text", NASTY)
 def test_any_text_is_text(text: str, browser: Browser, tmp_path: Path) -> None:
-    """In the file, which has no zero byte, and typed: no element and no script comes of it, and nothing is asked for."""
+    """In the file, without zero bytes, and typed: no element and no script comes of it, and nothing is asked for."""
     stored = text.replace("\0", "")
     write(tmp_path / "page.html", live_page(quickstart("decoder"), stored or "a page", stored))
     tab = opened(browser, tmp_path / "page.html")
