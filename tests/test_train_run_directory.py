@@ -37,7 +37,6 @@ ODD = [
     "back\\slash",
     'quo"te',
     "apos'trophe",
-    "new\nline",
     "n\\n",
     "{brace}",
     "emoji \N{SLIGHTLY SMILING FACE}",
