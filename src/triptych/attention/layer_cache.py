@@ -1,4 +1,7 @@
-"""The keys and values of one layer, in slots that `caches.Cache` gives out, and the types of numbers that it keeps."""
+"""The keys and values of one layer, in slots that `caches.Cache` gives out, and the types of numbers that it keeps.
+
+Where a step writes and what a window drops are in `cache_steps.py`.
+"""
 
 from __future__ import annotations
 
