@@ -1,7 +1,7 @@
 """`NotServed`, for what an executor does not serve, and the checks of programs and calls that all of them share.
 
-The native executor's own refusals are in `native_plan.py` (of a program), `native_executor.py` (of a call) and, for reads
-and edits, `Plan.why_modules` of `probe/reads_and_edits.py`.
+The native executor's own refusals are in `native_plan.py` (of a program), `native_executor.py` (of a call) and, for
+reads and edits, `Plan.why_modules` of `probe/reads_and_edits.py`.
 """
 
 from collections.abc import Sequence
