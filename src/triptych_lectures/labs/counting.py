@@ -44,7 +44,7 @@ class ProductCounts:
 def products(call: Callable[..., object], inputs: Sequence[Tensor] = ()) -> ProductCounts:
     """What the matrix products of `call(*inputs)` compute and read."""
     counter = FlopCounterMode(display=False, custom_mapping={FUSED: _fused_flops})
-    reads = _Reads()  # type: ignore[no-untyped-call]  # torch's own constructor has no annotation
+    reads = _Reads()
     with reads, counter as flops:
         call(*inputs)
     by_operation = flops.get_flop_counts().get("Global", {})
@@ -56,7 +56,14 @@ def _fused_flops(q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> int:
     return int(2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3]))
 
 
-class _Reads(TorchDispatchMode):
+class _Counter(TorchDispatchMode):
+    """Sees every operation of torch that runs inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own constructor has no annotation
+
+
+class _Reads(_Counter):
     """Adds up the bytes of the operands of matrix products; what is broadcast is read once."""
 
     PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, FUSED)
@@ -98,11 +105,11 @@ def peak_bytes(call: Callable[..., object], inputs: Sequence[Tensor]) -> int:
     return storages.peak
 
 
-class _Storages(TorchDispatchMode):
+class _Storages(_Counter):
     """Adds up the storages that operations create, until each is freed."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own constructor has no annotation
+        super().__init__()
         self.live = {x.untyped_storage().data_ptr(): 0 for x in inputs}
         self.now = self.peak = 0
 
