@@ -21,7 +21,7 @@ from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, S
 from triptych_lectures import labs
 from triptych_lectures.commands import lab as lab_command
 from triptych_lectures.labs import LABS
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Clause, Lab, LabResult, Setup, rate_interval, size
 
 Run = Callable[[Setup], LabResult]
 
@@ -36,12 +36,12 @@ def good(setup: Setup) -> LabResult:
         Samples("texts", [Sample(None, "said", "hello \x1b[31m")]),
         Prose("words", "Some words."),
     )
-    return LabResult("Are squares square?", "They are.", (Check("two squared", 4.0, 4.0, 4.0),), sections)
+    return LabResult("Are squares square?", (Clause("They are.", (Check("two squared", 4.0, 4.0, 4.0),)),), sections)
 
 
 def bad(setup: Setup) -> LabResult:
     checks = (Check("a thing that holds", 1.0, most=2.0), Check("a thing that does not", math.nan, least=0.5))
-    return LabResult("Does it?", "It does not.", checks, (TableSection("t", ("x",), [["1"]]),))
+    return LabResult("Does it?", (Clause("It does not.", checks),), (TableSection("t", ("x",), [["1"]]),))
 
 
 def broken(setup: Setup) -> LabResult:
@@ -137,7 +137,7 @@ def test_a_lab_that_fails(catalogue: Callable[..., None], capsys: Captured) -> N
     assert main(["lab", "worse"]) == 1
     out, _ = capsys.readouterr()
     assert out.splitlines()[-1] == "FAIL: a thing that does not: nan (at least 0.5)"
-    [held, missed] = [line.split()[0] for line in out.splitlines() if "a thing that" in line][:2]
+    [held, missed] = [line.split()[0] for line in out.splitlines() if line.split()[:1] in (["ok"], ["FAILED"])][:2]
     assert (held, missed) == ("ok", "FAILED")
 
 
@@ -151,8 +151,8 @@ def test_one_lab_as_json(catalogue: Callable[..., None], capsys: Captured) -> No
     out, err = said(["lab", "worse", "--json"], capsys, 1)
     result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (result["name"], result["passed"], result["plots"]) == ("worse", False, [])
-    assert [check["passed"] for check in result["checks"]] == [True, False]
-    assert [check["measured"] for check in result["checks"]] == [1.0, None]
+    assert [check["passed"] for check in result["conclusion"][0]["checks"]] == [True, False]
+    assert [check["measured"] for check in result["conclusion"][0]["checks"]] == [1.0, None]
     assert result["sections"][0]["rows"] == [["1"]]
     assert "error" not in err
 
@@ -172,7 +172,7 @@ def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: Captu
         ("hopeless", False), ("worse", False), ("squares", True)
     ]  # fmt: skip
     assert [inner["kind"] for inner in sections[2]["sections"]][:3] == ["verdict", "table", "facts"]
-    assert sections[0]["sections"][0]["meaning"] == "the text is empty; give another"
+    assert sections[0]["sections"][0]["remarks"] == "the text is empty; give another"
     assert [text for text in page.inside("i") if text in ("PASS", "FAIL")] == ["FAIL", "FAIL", "PASS"] * 2
 
 
@@ -196,7 +196,7 @@ def test_a_bug_in_one_lab_does_not_lose_the_others(
     assert result[1]["verdict"] == f"FAIL: {line}"
     chapters = Reader(Path("labs.html").read_text(encoding="utf-8")).sections()
     assert [one["passed"] for one in chapters] == [True, False, True]
-    assert chapters[1]["sections"][0]["meaning"] == line
+    assert chapters[1]["sections"][0]["remarks"] == line
 
 
 def test_a_lab_whose_program_is_not_installed_is_skipped(catalogue: Callable[..., None], capsys: Captured) -> None:
@@ -289,3 +289,39 @@ def test_sizes_of_a_run_replace_those_of_the_lab() -> None:
 def test_a_size_that_cannot_be_is_one_line(sizes: dict[str, int | float | str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         StepsLab.sized(Setup(sizes=sizes))
+
+
+# ---------------------------------------------------------------- conclusions
+
+
+def test_a_statement_is_said_only_where_its_criteria_are_met():
+    met, missed = Check("the share copied", 0.93, least=0.8), Check("the share left", 0.93, most=0.25)
+    assert Clause("It copies.", (met,)).text == "It copies."
+    both = Clause("Without the head it copies nothing.", (met, missed))
+    assert not both.held
+    assert both.text == "Not so in this run: the share left is 0.93, and the claim asks for at most 0.25."
+    instead = Clause("Nothing is left.", (missed,), "The head is not needed.")
+    assert instead.text == "The head is not needed: the share left is 0.93, and the claim asks for at most 0.25."
+    nan = Clause("It copies.", (Check("the share copied", math.nan, least=0.8),))
+    assert "the share copied is nan" in nan.text
+
+
+def test_a_statement_that_no_criterion_decides_is_refused():
+    with pytest.raises(ValueError, match="no criterion decides 'It is so"):
+        Clause("It is so.", ())
+
+
+def test_the_meaning_of_a_result_follows_its_criteria():
+    result = LabResult("?", (Clause("A.", (Check("a", 1, 1),)), Clause("B.", (Check("b", 0, 1),))), (), "All of one.")
+    assert result.meaning == "A. Not so in this run: b is 0, and the claim asks for at least 1. All of one."
+    assert [check.claim for check in result.checks] == ["a", "b"]
+    assert not result.passed
+    assert not LabResult("?", (), ()).passed
+
+
+@pytest.mark.parametrize(
+    ("held", "count", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],  # Newcombe 1998
+)
+def test_the_interval_of_a_rate(held: int, count: int, low: float, high: float):
+    assert rate_interval(held, count) == pytest.approx((low, high), abs=1e-4)

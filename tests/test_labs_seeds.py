@@ -22,7 +22,7 @@ from triptych_lectures import labs
 from triptych_lectures.commands.lab import own_sizes
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.kept_results import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size, size_rows
+from triptych_lectures.labs.lab import Check, Clause, Lab, LabResult, Setup, size, size_rows
 from triptych_lectures.labs.seeds import combined
 
 
@@ -67,7 +67,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
                 Check(f"head {setup.seed} of {self.steps} steps reads", measured, least=0.0),
                 Check("always", 1.0, 1.0, 1.0),
             )
-            return LabResult("How much?", f"It was {measured:g}.", checks, SHOWN)
+            return LabResult("How much?", (Clause(f"It was {measured:g}.", checks),), SHOWN)
 
     class PlainLab(Lab):
         name = "plain"
@@ -75,7 +75,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
         falsified_by = ""
 
         def run(self, setup: Setup) -> LabResult:
-            return LabResult("Plain?", "Yes.", (Check("it holds", 1.0, least=0.0),), ())
+            return LabResult("Plain?", (Clause("Yes.", (Check("it holds", 1.0, least=0.0),)),), ())
 
     for name in list(LABS):
         monkeypatch.delitem(LABS, name)
@@ -161,7 +161,8 @@ def test_seeds_show_the_spread_of_every_criterion(lab: Notes, capsys: Captured) 
     assert lab.ran == [(2, 100), (3, 100), (4, 100)]
     assert re.search(r"3 of 3 +head … of 100 steps reads +3 \(2 to 4\) +at least 0", out)
     assert re.search(r"head … of 100 steps reads +2 +3 +4", out)
-    assert "Of seed 2: It was 2." in out
+    assert "It was 2." in out
+    assert "The figures in these sentences are of seed 2." in out
     page = Reader(Path("page.html").read_text(encoding="utf-8"))
     assert [one["kind"] for one in page.sections()][:3] == ["verdict", "table", "table"]
     assert "Seeds 2 to 4, triptych" in Path("page.html").read_text(encoding="utf-8")
@@ -174,7 +175,7 @@ def test_one_seed_that_fails_fails(lab: Notes, capsys: Captured) -> None:
     assert last_line(capsys) == expected
     counts, plain = json.loads(said(["lab", "all", "--seeds", "2", "--json"], capsys, 1)[0])
     assert [one["passed"] for one in counts["seeds"]] == [True, False]
-    check = counts["checks"][0]
+    check = counts["conclusion"][0]["checks"][0]
     values = {name: check[name] for name in ("measured", "smallest", "largest", "values", "held", "passed")}
     assert values == {
         "measured": -0.5, "smallest": -1.0, "largest": 0.0, "values": [0.0, -1.0], "held": 1, "passed": False
@@ -248,7 +249,7 @@ def test_a_kept_result_is_the_result(lab: Notes, tmp_path: Path) -> None:
     """Also where numbers are not finite; a kind of section that is not kept says so."""
     kept, setup = KeptResults(tmp_path, "of these sources", pytest.fail), Setup(seed=3)
     checks = (Check("a", math.nan, most=1.0), Check("b", math.inf, least=0.0), Check("c", -0.5, most=0.0))
-    result = LabResult("What?", "That.", checks, SHOWN)
+    result = LabResult("What?", (Clause("That.", checks),), SHOWN)
     kept.write("counts", setup, SeedRun(3, 1.5, result))
     again = kept.read("counts", setup)
     assert again.result.to_dict() == result.to_dict()
@@ -277,7 +278,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(lab: Notes, tmp_path: Path)
 
 
 def seed_run(seed: int, *checks: Check) -> SeedRun:
-    return SeedRun(seed, 1.0, LabResult("?", "!", checks, ()))
+    return SeedRun(seed, 1.0, LabResult("?", (Clause("!", checks),), ()))
 
 
 def test_criteria_that_not_all_seeds_have_are_matched_by_their_claims() -> None:
@@ -339,3 +340,16 @@ def test_sizes_that_do_not_fit_together_are_one_line() -> None:
     }.items():
         with pytest.raises(InputError, match="size"):
             own_sizes([name], sizes)
+
+
+def test_a_statement_that_fails_in_some_seeds_is_told_with_its_rate() -> None:
+    fails = Check("a", 1.0, least=5.0)
+    runs = [seed_run(3, Check("a", 7.0, least=5.0)), seed_run(4, fails), seed_run(5, fails)]
+    result = combined(runs)
+    assert result.meaning == (
+        "In 1 of 3 seeds (95% interval of the rate: 0.06 to 0.79) this held. Seed 3: ! Seed 4: Not so in this run: a is"
+        " 1, and the claim asks for at least 5. The figures in these sentences are of seed 3."
+    )
+    [clause] = result.to_dict()["conclusion"]
+    assert (clause["held"], clause["held_in"]) == (False, 1)
+    assert combined(runs[:1]).meaning == "!"

@@ -22,7 +22,7 @@ from programs import program
 from triptych.cli.app import app
 from triptych.explain import EXAMPLES
 from triptych_lectures.labs import LABS
-from triptych_lectures.labs.lab import Check, LabResult, Setup
+from triptych_lectures.labs.lab import Check, Clause, LabResult, Setup
 from triptych_lectures.labs.lookup_and_order import SoftVsHardLab
 
 ROOT = Path(__file__).parents[1]
@@ -371,7 +371,9 @@ def test_a_lab_is_recorded_over_its_seeds(
             stops.clear()
             raise KeyboardInterrupt
         ran.append(setup.seed)
-        return LabResult("What?", "That.", (Check("seed | number", setup.seed / 10 + self.steps, least=0.0),), ())
+        return LabResult(
+            "What?", (Clause("That.", (Check("seed | number", setup.seed / 10 + self.steps, least=0.0),)),), ()
+        )
 
     for name, value in {"run": run, "full": {"steps": 1000}, "seeds": 3}.items():
         monkeypatch.setattr(SoftVsHardLab, name, value)
@@ -385,7 +387,7 @@ def test_a_lab_is_recorded_over_its_seeds(
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     recorded = results["labs"]["soft-vs-hard"]
     assert (recorded["seeds"], recorded["held"], recorded["sizes"]["steps"]) == (3, 3, "1000")
-    assert recorded["checks"][0]["seeds"] == ["1,000", "1000", "1000"]
+    assert recorded["conclusion"][0]["checks"][0]["seeds"] == ["1,000", "1000", "1000"]
     page = lectures.lab_text("soft-vs-hard", recorded)
     assert "`triptych lab soft-vs-hard --full --seeds 3`" in page
     assert "3 of 3 seeds pass; median (smallest to largest)." in page

@@ -26,6 +26,7 @@ from triptych.page import (
     Prose,
     Sample,
     Samples,
+    Statement,
     StepsSection,
     TableSection,
     Unfolding,
@@ -57,7 +58,7 @@ def every_section(text: str, texts: list[str]) -> list:
     return [
         *(Facts(one, [(one, one)]) for one in texts),
         Prose(text, text),
-        VerdictSection(text, True, text, [Criterion(False, one, one, one) for one in texts]),
+        VerdictSection(text, True, [Statement(text, [Criterion(False, one, one, one) for one in texts])], text),
         Chapter(text, text, False, [Facts(one, [(one, one)]) for one in texts]),
         Samples(text, [Sample(None, one, one) for one in texts]),
         Curve(text, text, text, {one: [(1, 2)] for one in texts}, dict.fromkeys(texts, 3)),
@@ -247,13 +248,20 @@ def test_a_table_sets_numbers_flush_right():
 
 def test_a_verdict_is_more_than_a_colour():
     criteria = [Criterion(True, "a claim", "0.5", "at most 1"), Criterion(False, "another", "3", "at most 1")]
-    reader = Reader(render("t", [VerdictSection("came of it", False, "It means.", criteria)]))
+    statements = [Statement("It means.", criteria[:1]), Statement("It does not.", criteria[1:])]
+    reader = Reader(render("t", [VerdictSection("came of it", False, statements, "Of small models.")]))
     assert reader.inside("i") == ["✗", "FAIL", "✓", "✗"]  # the badge, then the criteria
     labels = [attrs["aria-label"] for tag, attrs in reader.tags if tag == "i" and "aria-label" in attrs]
     assert labels == ["met", "not met"]
     [data] = reader.sections()
-    assert data["criteria"][1] == {"met": False, "claim": "another", "measured": "3", "bounds": "at most 1"}
-    assert (data["passed"], data["meaning"]) == (False, "It means.")
+    assert data["statements"][1]["criteria"][0] == {
+        "met": False,
+        "claim": "another",
+        "measured": "3",
+        "bounds": "at most 1",
+    }
+    assert [one["text"] for one in data["statements"]] == ["It means.", "It does not."]
+    assert (data["passed"], data["remarks"]) == (False, "Of small models.")
 
 
 def test_chapters_are_listed_and_hold_their_sections():

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triptych_lectures.labs.lab import Clause
     from triptych_lectures.labs.seeds import SeedsResult
 
 from lecture_path import path_page
@@ -153,7 +154,7 @@ def run_lab(
     with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
     from triptych_lectures import labs
     from triptych_lectures.labs.kept_results import KeptResults
-    from triptych_lectures.labs.lab import Setup, number, shown_sizes
+    from triptych_lectures.labs.lab import Setup, shown_sizes
     from triptych_lectures.labs.seeds import SeedsResult, over_seeds
 
     lab = labs.lab_class(name)
@@ -167,13 +168,28 @@ def run_lab(
     full = [] if quick or not lab.full else ["--full"]
     options = [*(full if model is None else [f"--model {model}"]), *([f"--seeds {seeds}"] if seeds > 1 else [])]
     words = {"command": " ".join(["triptych lab", name, *options])}
-    words |= {"passed": result.passed, "question": result.question, "meaning": result.meaning, "sizes": sizes}
+    words |= {"passed": result.passed, "question": result.question, "remarks": result.remarks, "sizes": sizes}
     words |= {"falsified_by": lab.falsified_by, "seeds": len(result.runs), "held": result.held}
+    conclusion = [recorded_clause(clause) for clause in result.conclusion]
+    return result, words | {"conclusion": conclusion, "seconds": round(run.seconds, 1)}
+
+
+def recorded_clause(clause: Clause) -> Plain:
+    """A statement, in how many seeds it holds, and its criteria with what each seed measured."""
+    from triptych_lectures.labs.lab import number
+    from triptych_lectures.labs.seeds import SeedsClause
+
+    assert isinstance(clause, SeedsClause)
     checks = []
-    for c in result.spread:
-        spread = {"seeds": [number(x) for x in c.values]} if len(result.runs) > 1 else {}
+    for c in clause.spread:
+        spread = {"seeds": [number(x) for x in c.values]} if len(clause.seeds) > 1 else {}
         checks.append({"claim": c.claim, "measured": c.shown, "criterion": c.criterion, **spread})
-    return result, words | {"checks": checks, "seconds": round(run.seconds, 1)}
+    return {"text": clause.text, "held": clause.held_in, "checks": checks}
+
+
+def checks_of(result: Plain) -> list[Plain]:
+    """The criteria of a recorded lab, in the order of its statements."""
+    return [check for clause in result["conclusion"] for check in clause["checks"]]
 
 
 def save(results: Plain, kind: str, name: str, result: Plain) -> None:
@@ -246,7 +262,7 @@ def measured(lab: str, results: Plain) -> str:
     name, _, phrases = lab.partition(": ")
     if name not in results:
         return f"lab `{name}` {NOT}"
-    checks = {check["claim"]: check["measured"] for check in results[name]["checks"]}
+    checks = {check["claim"]: check["measured"] for check in checks_of(results[name])}
     for phrase in phrases.split("; "):
         if not any(phrase in claim for claim in checks):
             raise SystemExit(f"lectures.toml: lab {name} claims nothing about {phrase!r}")
@@ -270,13 +286,14 @@ def lab_text(name: str, result: Plain) -> str:
     """One lab: its question, its verdict with every criterion, what it means, and what would falsify its claim."""
     head = f"### {name}: {verdict(result)} {{ #lab-{name} }}"
     columns = ("claim", "measured", "criterion")
-    rows = [" | ".join(check[column].replace("|", "\\|") for column in columns) for check in result["checks"]]
+    rows = [" | ".join(check[column].replace("|", "\\|") for column in columns) for check in checks_of(result)]
     table = "\n".join(f"| {row} |" for row in ["criterion | measured | must be", "--- | ---: | ---", *rows])
     seeds = result["seeds"]
     spread = f" {result['held']} of {seeds} seeds pass; median (smallest to largest)." if seeds > 1 else ""
     question = f"{result['question']} `{result['command']}`, {result['seconds']} s.{spread}"
     falsified = f"**Falsified by:** {result['falsified_by']}" if result["falsified_by"] else ""
-    return "\n\n".join(part for part in (head, question, table, result["meaning"], falsified) if part)
+    texts = [clause["text"] for clause in result["conclusion"]]
+    return "\n\n".join(part for part in (head, question, table, *texts, result["remarks"], falsified) if part)
 
 
 def main() -> None:

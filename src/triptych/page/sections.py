@@ -224,12 +224,20 @@ class Criterion:
 
 
 @dataclass(frozen=True)
+class Statement:
+    """One sentence of a conclusion or more, and the criteria that decided what it says."""
+
+    text: str
+    criteria: Sequence[Criterion]
+
+
+@dataclass(frozen=True)
 class VerdictSection(Section):
-    """PASS or FAIL, its meaning in words, and the criteria that decided it."""
+    """PASS or FAIL, the statements of the conclusion, and remarks that no criterion decides."""
 
     passed: bool
-    meaning: str
-    criteria: Sequence[Criterion]
+    statements: Sequence[Statement]
+    remarks: str = ""
 
 
 @dataclass(frozen=True)

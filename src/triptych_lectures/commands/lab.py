@@ -247,17 +247,21 @@ def _show_one(outcome: LabRun, report: Path | None) -> None:
     out.print()
     for section in finding.sections:
         _show_section(section)
-    out.print(finding.meaning, soft_wrap=False)
-    out.print()
-    rows = [(check.word, check.claim, check.shown, check.criterion) for check in finding.checks]
-    screen.show_rows(("", "criterion", "measured", "must be"), rows, right=("measured",))
+    for clause in finding.conclusion:
+        out.print(clause.text, soft_wrap=False)
+        rows = [(check.word, check.claim, check.shown, check.criterion) for check in clause.checks]
+        screen.show_rows(("", "criterion", "measured", "must be"), rows, right=("measured",))
+        out.print()
+    if finding.remarks:
+        out.print(finding.remarks, soft_wrap=False)
+        out.print()
     files = [*(("plot", str(plot)) for plot in outcome.plots), *([("page", str(report))] if report is not None else [])]
     if files:
         out.print(screen.facts(files))
         out.print()
     verdict = outcome.verdict
     if outcome.passed and len(verdict) > LONGEST_VERDICT:
-        verdict = f"PASS: each of the {len(rows)} criteria is met"
+        verdict = f"PASS: each of the {len(finding.checks)} criteria is met"
     _show_verdict(verdict, passed=outcome.passed)
 
 

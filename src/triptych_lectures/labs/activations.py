@@ -25,7 +25,7 @@ from .generated_tasks import (
     training_curve,
     with_positions,
 )
-from .lab import Check, Checks, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Clause, Lab, LabResult, Setup, size
 from .small_models import block, parameters
 
 NONE, RELU, GELU, SWIGLU = "no MLP", "ReLU", "GELU", "SwiGLU"
@@ -68,8 +68,7 @@ class ActivationsLab(Lab):
         first = {name: kind.tables[0] for name, kind in trained.items()}
         return LabResult(
             "Which activation learns most at equal parameters?",
-            self._meaning(trained),
-            _checks(trained, shuffled),
+            (Clause(self._meaning(trained), _checks(trained, shuffled)),),
             (self._table(trained), training_curve("The first table in training", "nats an answer", first)),
         )
 

@@ -17,7 +17,7 @@ from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
@@ -107,7 +107,9 @@ class AlignmentLab(Lab):
             *subject.maps(layer, patterns[layer]),
             *([Curve("Training", "step", "nats a letter", {"loss": losses}, {})] if losses else []),
         )
-        return LabResult("Does cross-attention align letters with the ones they come from?", meaning, checks, sections)
+        return LabResult(
+            "Does cross-attention align letters with the ones they come from?", (Clause(meaning, checks),), sections
+        )
 
     def _pairs(self, setup: Setup) -> tuple[list[Pair], list[Pair]]:
         if setup.model is not None or setup.data is not None:

@@ -18,7 +18,7 @@ from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe import Edit, Where
 from triptych.probe.role_scores import at_offset, mean_weight
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .pretrained import decoder, head_maps
 from .small_models import curve
 
@@ -119,7 +119,7 @@ class BankLab(Lab):
             pair.maps(early[:SHOWN]),
         )
         meaning = self._meaning(few, control, content)
-        return LabResult("How does one word get two meanings?", meaning, checks, sections)
+        return LabResult("How does one word get two meanings?", (Clause(meaning, checks),), sections)
 
     def _meaning(self, few: float, control: float, content: Content) -> str:
         return (

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import TableSection
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, growth, line_table, parameters, power
 
 WARMUP = 20  # training steps
@@ -88,7 +88,7 @@ class BottleneckLab(Lab):
             curve(copied, "length of the source", "share", self.lengths, right, {"chance": 1 / self.symbols}),
             curve(far_back, "steps back", "norm", self.back, reach, log="xy"),
         )
-        return LabResult("What does a fixed vector hold?", meaning, checks, sections)
+        return LabResult("What does a fixed vector hold?", (Clause(meaning, checks),), sections)
 
     def _train(self, code: int, attention: bool, seed: int) -> tuple[list[float], int]:
         """(share of symbols right at each length, parameters)"""

@@ -20,7 +20,7 @@ from triptych.files import tables_of
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
-from .lab import Check, Checks, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Clause, Lab, LabResult, Setup, size
 from .small_models import parameters
 
 _TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
@@ -52,7 +52,7 @@ class CorrectionsLab(Lab):
             rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
             checks += own
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
-        return LabResult("Which statements of the lectures do not hold?", MEANING, tuple(checks), (table,))
+        return LabResult("Which statements of the lectures do not hold?", (Clause(MEANING, tuple(checks)),), (table,))
 
 
 MEANING = (

@@ -30,7 +30,7 @@ from .generated_tasks import (
     train,
     training_curve,
 )
-from .lab import Check, Checks, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import block, decoder, line_table, power
 
 PlacementRuns = dict[tuple[str, str, int], TrainedRun]
@@ -105,8 +105,7 @@ class NormPlacementLab(StackLab):
         shuffled = self._train(PRE, WITHOUT, self.depths[0], ShuffledTask(self.task), setup.seed)
         return LabResult(
             "Which placement of the norm needs a warm-up?",
-            self._meaning(runs),
-            self._checks(runs, shuffled),
+            (Clause(self._meaning(runs), self._checks(runs, shuffled)),),
             self._sections(runs),
         )
 
@@ -200,8 +199,7 @@ class ResidualScalingLab(StackLab):
         title = "Variance of the stream after the last block over before the first"
         return LabResult(
             "How should the weights that write to the residual stream begin?",
-            self._meaning(runs, growth),
-            self._checks(runs, growth, shuffled),
+            (Clause(self._meaning(runs, growth), self._checks(runs, growth, shuffled)),),
             (line_table(title, "layers", self.untrained, growth, ".3g"), *self._sections(runs)),
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, examples, growth, line_table, power
 
 VOCAB = 97
@@ -67,7 +67,7 @@ class DepthLab(Lab):
             curve("Arriving at the first block, over the last", "layers", "gradient norm", depths, arrives, log="xy"),
             curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy"),
         )
-        return LabResult("What carries the gradient through a deep stack?", meaning, checks, sections)
+        return LabResult("What carries the gradient through a deep stack?", (Clause(meaning, checks),), sections)
 
     def _measure(self, name: str, depth: int, seed: int) -> tuple[float, float]:
         """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),

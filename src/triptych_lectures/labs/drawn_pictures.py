@@ -29,7 +29,7 @@ from triptych.train.data import EpochRows, HiddenWords
 from triptych.train.image_tasks import CaptionExample, in_memory, labelled_images
 from triptych.train.labelled import ClassLoss
 from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes, shapes
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import Points, fit, share_table
 
 # The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
@@ -118,7 +118,7 @@ class CaptionsLab(Lab):
             new.pictures(layer),
             Curve("Training", "step", "nats a word", {"loss": losses}, {}),
         )
-        return LabResult(QUESTION, _meaning(layer, claim), checks, sections)
+        return LabResult(QUESTION, (Clause(_meaning(layer, claim), checks),), sections)
 
     def created(self, tokenizer: Tokenizer, seed: int) -> Model:
         """A ViT and a GPT-2 that reads it, untrained."""
@@ -319,7 +319,9 @@ class ImageLabelsLab(Lab):
             " in common. The control, trained on shuffled labels, shows what is right by chance."
         )
         return LabResult(
-            "Does a ViT learn a shape that a linear model of the pixels does not find?", meaning, checks, sections
+            "Does a ViT learn a shape that a linear model of the pixels does not find?",
+            (Clause(meaning, checks),),
+            sections,
         )
 
     def trained(self, side: Side, labels: NDArray[np.integer], seed: int) -> tuple[Model, Points]:

@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.train import Example
 from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
-from .lab import Check, Checks, Lab, LabResult, Setup, number, size
+from .lab import Check, Checks, Clause, Lab, LabResult, Setup, number, size
 from .small_models import block, curve, examples, halves
 
 
@@ -63,8 +63,7 @@ class ExposureBiasLab(Lab):
             )
         return LabResult(
             "Does a model trained on true prefixes come back from a wrong token?",
-            self._meaning(written),
-            self._checks(written),
+            (Clause(self._meaning(written), self._checks(written)),),
             self._sections(written, runs),
         )
 

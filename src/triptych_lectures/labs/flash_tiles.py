@@ -19,7 +19,7 @@ from triptych.spec import causal
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, power
 
 RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
@@ -99,8 +99,7 @@ class FlashTilesLab(Lab):
         )
         return LabResult(
             "What do FlashAttention's tiles save?",
-            meaning,
-            checks,
+            (Clause(meaning, checks),),
             (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing()),
         )
 

@@ -11,7 +11,7 @@ from triptych.page import TableSection
 from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import curve, examples
 
 WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
@@ -93,7 +93,7 @@ class GradientsLab(Lab):
                 "Training", "step", "nats a token", range(self.steps), {"by hand": by_numpy, "the library": by_torch}
             ),
         )
-        return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, sections)
+        return LabResult("Is a backward written by hand the same as autograd's?", (Clause(meaning, checks),), sections)
 
     def train(
         self, w: Weights, module: nn.Transformer, c: Config, random: np.random.Generator

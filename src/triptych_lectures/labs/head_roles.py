@@ -14,7 +14,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe.role_scores import mean_weight
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .pretrained import decoder, head_maps
 
 TEXT = (
@@ -73,7 +73,7 @@ class HeadRolesLab(Lab):
         explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
         sections = (*_tables(roles, unread), AttentionSection("Their maps", explained, maps))
         question = "Which roles do the heads of a pretrained model have?"
-        return LabResult(question, _meaning(len(tokens), roles, unread), tuple(checks), sections)
+        return LabResult(question, (Clause(_meaning(len(tokens), roles, unread), tuple(checks)),), sections)
 
 
 class BestHead(NamedTuple):

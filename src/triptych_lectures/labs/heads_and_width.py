@@ -34,7 +34,7 @@ from .generated_tasks import (
     training_curve,
     with_positions,
 )
-from .lab import Check, Checks, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, fit, line_table, parameters
 
 VOCAB = 64
@@ -128,7 +128,9 @@ class HeadsVsWidthLab(Lab):
             line_table(right, "the task reads", PLACES, read, ".0%"),
             curve("Cost beside that of one head", "heads", "times one head", self.heads, lines, log="xy"),
         )
-        return LabResult("What do H heads cost beside one, and what are they for?", meaning, checks, sections)
+        return LabResult(
+            "What do H heads cost beside one, and what are they for?", (Clause(meaning, checks),), sections
+        )
 
     def _read_places(self, heads: int, places: Sequence[int], seed: int) -> float:
         """Share of held-out answers right of one layer of attention without an MLP, trained on the places task."""
@@ -201,8 +203,7 @@ class TrainedHeadsLab(Lab):
         shuffled = self._trained(self.heads[-1], ShuffledTask(tasks[ONE]), setup.seed)
         return LabResult(
             "How many heads does a layer need?",
-            self._meaning(layers),
-            self._checks(layers, shuffled),
+            (Clause(self._meaning(layers), self._checks(layers, shuffled)),),
             self._sections(layers),
         )
 

@@ -17,7 +17,7 @@ from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from .lab import Check, Checks, Ints, Lab, LabResult, Setup, number, size
+from .lab import Check, Checks, Clause, Ints, Lab, LabResult, Setup, number, size
 from .small_models import attention_layers, curve, examples, halves
 
 
@@ -59,8 +59,7 @@ class InContextLab(Lab):
         unrelated = answered(models[_name(None)], replace(new, random_answers=True), self.tested, setup.seed)
         return LabResult(
             "Can a model learn from the examples in its row what it was never trained on?",
-            self._meaning(on_new, own),
-            self._checks(on_new, own, unrelated),
+            (Clause(self._meaning(on_new, own), self._checks(on_new, own, unrelated)),),
             self._sections(on_new, unrelated, runs),
         )
 

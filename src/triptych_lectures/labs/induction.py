@@ -13,7 +13,7 @@ from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.train import Example, OptimizerSettings, Pairs
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import Points, attention_layers, fit
 
 OFFSETS = 8  # places back among which the one a head reads most is searched
@@ -62,25 +62,42 @@ class InductionLab(Lab):
         ratio = below.previous / max(head.previous for head in beside)
         best_beside = max(head.without for head in beside)
         previous = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
-        checks = (
-            Check("copied right by two layers", copied, least=0.8),
-            Check("copied right by one layer", shallow, most=0.3),
-            Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
-            Check(f"copied right without {best.name}", best.without, most=0.25),
-            Check("copied right without another head of its layer, the worst", min(others), least=0.5),
-            Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
-            Check(f"places back that {below.name} reads most", below.most, 1, 1),
-            Check(previous, ratio, least=1.5),
-            Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
+        conclusion = (
+            Clause(
+                "Two layers learn to look up in the row which token follows which; one layer copies next to nothing.",
+                (
+                    Check("copied right by two layers", copied, least=0.8),
+                    Check("copied right by one layer", shallow, most=0.3),
+                ),
+                "The difference between two layers and one was not seen",
+            ),
+            Clause(
+                f"In {best.name} the second A attends to the place after the first A. Without this head nothing is"
+                " copied; without another head of its layer, the control, the copying goes on.",
+                (
+                    Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
+                    Check(f"copied right without {best.name}", best.without, most=0.25),
+                    Check("copied right without another head of its layer, the worst", min(others), least=0.5),
+                ),
+                "No single head of the second layer does the copying",
+            ),
+            Clause(
+                f"That place can be recognized because {below.name} reads recent tokens, the one before most"
+                f" ({below.previous:.2f} of its weight). Without it nothing is copied either; without another head of"
+                " layer 0 the copying goes on.",
+                (
+                    Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
+                    Check(f"places back that {below.name} reads most", below.most, 1, 1),
+                    Check(previous, ratio, least=1.5),
+                    Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
+                ),
+                "No single head of the first layer supplies the previous token",
+            ),
         )
-        meaning = (
-            "Which token follows which differs from row to row, so it can be learned from the row alone. Two layers"
-            f" learn to look it up: in {best.name} the second A attends to the place after the first A and copies the"
-            f" token there. That place can be recognized because {below.name} reads recent tokens, the one before most"
-            f" ({below.previous:.2f} of its weight): without that head nothing is copied either, and one layer, which"
-            " has no layer below it, copies next to nothing. Positions are ALiBi's: each head has a range of its own,"
-            " and each task falls to one head. Where positions are alike for all heads, as with RoPE, several learn the"
-            " same, and removing one of them shows little."
+        remarks = (
+            "Which token follows which differs from row to row, so it can be learned from the row alone. Positions are"
+            " ALiBi's, so each head has a range of its own. Where positions are alike for all heads, as with RoPE,"
+            " several heads may learn the same."
         )
         rows = [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads]
         header = ("head", "second A to after first A", "to the token before", "places back read most")
@@ -90,7 +107,7 @@ class InductionLab(Lab):
             Curve("Loss on the repetition", "step", "nats per token", losses, guess),
             _maps(models[2], tests),
         )
-        return LabResult("How does a model copy what it has read once?", meaning, checks, sections)
+        return LabResult("How does a model copy what it has read once?", conclusion, sections, remarks)
 
     def _repeated(self, noise: np.random.Generator) -> Example:
         """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.

@@ -22,7 +22,7 @@ from triptych.errors import CheckpointError, InputError
 from triptych.files import read_regular
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Samples, Section, TableSection
 from . import lab_class
-from .lab import Checks, LabResult, Setup, shown_sizes
+from .lab import Conclusion, LabResult, Setup, shown_sizes
 
 LIMIT = 256 << 20  # bytes of one file
 _VALIDATED: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose, Samples)}
@@ -113,8 +113,8 @@ def _state(named: str | None) -> list[str]:
 def _plain_result(result: LabResult) -> dict[str, Any]:
     return {
         "question": result.question,
-        "meaning": result.meaning,
-        "checks": [asdict(check) for check in result.checks],
+        "conclusion": [asdict(clause) for clause in result.conclusion],
+        "remarks": result.remarks,
         "sections": [_plain_section(section) for section in result.sections],
     }
 
@@ -128,11 +128,11 @@ def _plain_section(section: Section) -> dict[str, Any]:
 
 
 def _result(data: dict[str, Any]) -> LabResult:
-    checks = TypeAdapter(Checks).validate_python(data["checks"])
+    conclusion = TypeAdapter(Conclusion).validate_python(data["conclusion"])
     sections = tuple(_section(section) for section in data["sections"])
-    if not isinstance(data["question"], str) or not isinstance(data["meaning"], str) or not checks:
-        raise InputError("it has no question, meaning or criteria")
-    return LabResult(data["question"], data["meaning"], checks, sections)
+    if not isinstance(data["question"], str) or not isinstance(data["remarks"], str) or not conclusion:
+        raise InputError("it has no question, remarks or conclusion")
+    return LabResult(data["question"], conclusion, sections, data["remarks"])
 
 
 def _section(data: dict[str, Any]) -> Section:

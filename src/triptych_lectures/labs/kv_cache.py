@@ -18,7 +18,7 @@ from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 from .counting import ProductCounts, products, shortest_seconds
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .parameters import QWEN3_4B
 from .pretrained import decoder
 from .small_models import curve
@@ -88,7 +88,9 @@ class KvCacheLab(Lab):
             " price is memory that grows with T: layers x key/value heads x (key + value width) numbers a token."
         )
         return LabResult(
-            "What does the KV cache change, and what does it save?", meaning, checks, _sections(model, lengths, costs)
+            "What does the KV cache change, and what does it save?",
+            (Clause(meaning, checks),),
+            _sections(model, lengths, costs),
         )
 
 

@@ -158,8 +158,49 @@ class Check:
         bounds = {"least": self.least, "most": self.most}
         return {"claim": self.claim, "measured": finite(self.measured), **bounds, "passed": self.passed}
 
+    @property
+    def missed(self) -> str:
+        """What was measured in place of what is asked for, as a part of a sentence."""
+        return f"{self.claim} is {self.shown}, and the claim asks for {self.criterion}"
+
 
 Checks = tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One statement of a conclusion, and the criteria that decide it.
+
+    statement   what was found; it may be printed only where all of `checks` are met.
+    instead     what is said where one is not met, before the numbers that show it.
+    """
+
+    statement: str
+    checks: Checks
+    instead: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.checks:
+            raise ValueError(f"no criterion decides {self.statement!r}; make it a remark of the result")
+
+    @property
+    def held(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def text(self) -> str:
+        """The statement, or what was seen instead of it."""
+        if self.held:
+            return self.statement
+        missed = "; ".join(check.missed for check in self.checks if not check.passed)
+        return f"{self.instead.removesuffix('.') or 'Not so in this run'}: {missed}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"text": self.text, "held": self.held, "checks": [check.to_dict() for check in self.checks]}
+
+
+Conclusion = tuple[Clause, ...]
 
 
 def finite(x: float) -> float | None:
@@ -172,19 +213,37 @@ def number(x: float) -> str:
     return f"{x:,.0f}" if float(x).is_integer() and abs(x) < 1e15 else f"{x:.4g}"
 
 
+def rate_interval(held: int, count: int) -> tuple[float, float]:
+    """The 95% interval of a rate, from 0 to 1, of which `held` of `count` independent cases were seen (Wilson 1927)."""
+    z = 1.959964
+    rate, spread = held / count, z * z / count
+    half = z * math.sqrt((rate * (1 - rate) + spread / 4) / count)
+    return max(0.0, (rate + spread / 2 - half) / (1 + spread)), min(1.0, (rate + spread / 2 + half) / (1 + spread))
+
+
 @dataclass(frozen=True, eq=False)
 class LabResult:
-    """The result of a lab.  `sections` are its tables, curves and maps in reading order; `meaning` says in a few
-    sentences what the numbers show."""
+    """The result of a lab.  `sections` are its tables, curves and maps in reading order; `conclusion` says what the
+    numbers show, and `remarks` what holds whatever they are: the premises, and what the lab does not cover."""
 
     question: str
-    meaning: str
-    checks: Checks
+    conclusion: Conclusion
     sections: tuple[Section, ...] = field(repr=False)
+    remarks: str = ""
+
+    @property
+    def checks(self) -> Checks:
+        """All criteria, in the order of their clauses."""
+        return tuple(check for clause in self.conclusion for check in clause.checks)
+
+    @property
+    def meaning(self) -> str:
+        """The conclusion and the remarks as one text."""
+        return " ".join([*(clause.text for clause in self.conclusion), *([self.remarks] if self.remarks else [])])
 
     @property
     def passed(self) -> bool:
-        return bool(self.checks) and all(check.passed for check in self.checks)
+        return bool(self.conclusion) and all(clause.held for clause in self.conclusion)
 
     @property
     def verdict(self) -> str:
@@ -198,8 +257,8 @@ class LabResult:
         return {
             "passed": self.passed,
             "question": self.question,
-            "meaning": self.meaning,
-            "checks": [check.to_dict() for check in self.checks],
+            "conclusion": [clause.to_dict() for clause in self.conclusion],
+            "remarks": self.remarks,
             "sections": [section_data(section) for section in self.sections],
         }
 

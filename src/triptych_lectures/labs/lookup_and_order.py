@@ -19,7 +19,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, PositionSpec
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder
 
 
@@ -76,7 +76,9 @@ class SoftVsHardLab(Lab):
             Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], least=0.95),
         )
         return LabResult(
-            "Is attention a dictionary lookup, and why a soft one?", MEANING_OF_LOOKUP, checks, (table, *curves)
+            "Is attention a dictionary lookup, and why a soft one?",
+            (Clause(MEANING_OF_LOOKUP, checks),),
+            (table, *curves),
         )
 
 
@@ -224,7 +226,7 @@ class PermutationLab(Lab):
                 least=0.01,
             ),
         )
-        return LabResult("Does attention know the order of its input?", MEANING, checks, (table, after))
+        return LabResult("Does attention know the order of its input?", (Clause(MEANING, checks),), (table, after))
 
     def _parts(self, *, causal: bool) -> dict[str, tuple[Absolute | None, PositionSpec | None]]:
         """Positions that are added to the embedding, or those inside attention."""

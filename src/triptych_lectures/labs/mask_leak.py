@@ -7,7 +7,7 @@ from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, TableSection
 from triptych.spec import causal, full
 from triptych.train import HeldOut, Job, Recipe, check_recipe, evaluate, prepare
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import Points, fit, masked, with_mask
 
 OPENING = 40  # characters of the prompt, at most
@@ -83,7 +83,7 @@ class MaskLeakLab(Lab):
             Curve("Loss in training", "step", "nats per character", lines, guides),
             Samples(f"What they write after {job.tokenizer.decode(opening)!r}", samples),
         )
-        return LabResult("What does a decoder learn when its mask is forgotten?", meaning, checks, sections)
+        return LabResult("What does a decoder learn when its mask is forgotten?", (Clause(meaning, checks),), sections)
 
     def _recipe(self, setup: Setup) -> Recipe:
         model = {

@@ -24,7 +24,7 @@ from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
 from .alignment import in_letters, speller
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import Points, fit
 
 LONGEST = 128  # letters of a line
@@ -103,8 +103,7 @@ class ModernizeLab(Lab):
             )
         return LabResult(
             "Does a model learn to modernize spelling?",
-            MEANING if whole else MEANING + SMALLER,
-            checks,
+            (Clause(MEANING if whole else MEANING + SMALLER, checks),),
             tuple(_sections(held, systems, words, table, losses)),
         )
 

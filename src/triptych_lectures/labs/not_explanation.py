@@ -21,7 +21,7 @@ from .generated_tasks import (
     right,
     train,
 )
-from .lab import Check, Checks, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Clause, Lab, LabResult, Setup, size
 from .other_patterns import (
     Answers,
     AskedKind,
@@ -90,7 +90,7 @@ class NotExplanationLab(Lab):
         setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
         checks, meaning, sections = self._of_classifier(setup.seed)
         question = "Does a pattern of attention explain the output?"
-        return LabResult(question, meaning + next_word[1], checks + next_word[0], sections + next_word[2])
+        return LabResult(question, (Clause(meaning + next_word[1], checks + next_word[0]),), sections + next_word[2])
 
     def _of_classifier(self, seed: int) -> ModelResult:
         """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""

@@ -26,7 +26,7 @@ from .generated_tasks import (
     logits,
     train,
 )
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import encoder, with_mask
 
 HEADS = 4
@@ -111,7 +111,7 @@ class PaddingLab(Lab):
             TableSection(f"Rows of {self.shortest} to {self.longest} symbols", ("rows of the test", *columns), table),
             Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess}),
         )
-        return LabResult("What happens when padding is not masked?", meaning, checks, sections)
+        return LabResult("What happens when padding is not masked?", (Clause(meaning, checks),), sections)
 
     def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""

@@ -19,7 +19,7 @@ from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
 from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
@@ -96,7 +96,7 @@ class PagedCacheLab(Lab):
             drawing([reused.pages.tables[row] for row in reused.rows], self.page),
         )
         question = "What do pages of a cache save, and what does reuse of a prompt?"
-        return LabResult(question, meaning, checks, sections)
+        return LabResult(question, (Clause(meaning, checks),), sections)
 
     def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
         """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""

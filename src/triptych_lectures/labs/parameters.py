@@ -12,7 +12,7 @@ from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
 from triptych.files import tables_of
 from triptych.page import TableSection
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .pretrained import decoder
 from .small_models import curve
 
@@ -85,7 +85,7 @@ class ParametersLab(Lab):
             curve("Qwen3-4B with another MLP width", "F", "billion parameters", self.hidden, lines, published),
         )
         return LabResult(
-            "Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections
+            "Which tensors does a config ask for, and how many numbers is that?", (Clause(meaning, checks),), sections
         )
 
 

@@ -24,7 +24,7 @@ from triptych.model import Model
 from triptych.page import Facts, Section, TableSection
 from triptych.spec import block_sparse, causal, window
 from .counting import peak_bytes, products, shortest_seconds
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
@@ -131,7 +131,7 @@ class QuadraticLab(Lab):
                 )
             ),
         )
-        return LabResult("What do T tokens of attention cost?", meaning, checks, sections)
+        return LabResult("What do T tokens of attention cost?", (Clause(meaning, checks),), sections)
 
     def mechanisms(self) -> dict[str, MechanismCost]:
         """All that are measured, by name."""

@@ -27,7 +27,7 @@ from .generated_tasks import (
     multiply_queries_and_keys,
     trained_head,
 )
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 
@@ -143,7 +143,7 @@ class TrainedScaleLab(ReadingLab):
         )
         at_most = {name: heads[name, wide] for name in (SCALED, PLAIN, SMALLER)}
         sections = self.table(heads), self.training_curve(f"d {wide} in training", "nats a symbol", at_most)
-        return LabResult("Does a head learn without the division by √d?", meaning, checks, sections)
+        return LabResult("Does a head learn without the division by √d?", (Clause(meaning, checks),), sections)
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
         """One layer of attention with one head, whose queries and keys have width d, its values that of the stream."""
@@ -217,7 +217,7 @@ class TrainedScoresLab(ReadingLab):
         at_most = {name: heads[name, wide] for name in SCORES}
         sections = self.table(heads), self.training_curve(f"In training, d {wide}", "nats a token", at_most)
         question = "Does the additive score learn where the dot product does not?"
-        return LabResult(question, meaning, checks, sections)
+        return LabResult(question, (Clause(meaning, checks),), sections)
 
     def scorer(self, name: str, d: int) -> AttentionSpec:
         """One head whose queries and keys have width d and whose values that of the stream."""
@@ -299,7 +299,7 @@ class CosineScoresLab(ReadingLab):
             TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows),
             self.training_curve("In training", "nats a token", by_name),
         )
-        return LabResult("What do cosine scores change in training?", meaning, checks, sections)
+        return LabResult("What do cosine scores change in training?", (Clause(meaning, checks),), sections)
 
     def head(self, name: str, begin: str, seed: int) -> nn.Transformer:
         """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""

@@ -9,7 +9,7 @@ from typing import Any
 from triptych import page
 from triptych.errors import MissingExecutableError, TriptychError
 from . import LABS, run
-from .lab import LabResult, Setup
+from .lab import Check, LabResult, Setup
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +124,14 @@ def _sections(run: LabRun, title: str = "") -> list[page.Section]:
     """The verdict under `title`, or under the lab's question, then the lab's own sections."""
     result = run.result
     if result is None:
-        return [page.Prose("Skipped", run.error) if run.skipped else page.VerdictSection("Error", False, run.error, [])]
-    criteria = [page.Criterion(c.passed, c.claim, c.shown, c.criterion) for c in result.checks]
-    return [page.VerdictSection(title or result.question, result.passed, result.meaning, criteria), *result.sections]
+        return [page.Prose("Skipped", run.error) if run.skipped else page.VerdictSection("Error", False, [], run.error)]
+    statements = [page.Statement(clause.text, [*map(_criterion, clause.checks)]) for clause in result.conclusion]
+    verdict = page.VerdictSection(title or result.question, result.passed, statements, result.remarks)
+    return [verdict, *result.sections]
+
+
+def _criterion(check: Check) -> page.Criterion:
+    return page.Criterion(check.passed, check.claim, check.shown, check.criterion)
 
 
 def clock(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from triptych.page import TableSection
 from .kept_results import KeptResults, SeedRun
-from .lab import Check, Checks, LabResult, Setup, finite, number
+from .lab import Check, Checks, Clause, Conclusion, LabResult, Setup, finite, number, rate_interval
 from .report import LabRun, timed
 
 
@@ -57,9 +57,47 @@ class SpreadCheck(Check):
         return super().to_dict() | spread | {"values": values, "held": self.held}
 
 
+@dataclass(frozen=True)
+class SeedsClause(Clause):
+    """One statement over several seeds, which are `seeds`, as each of them has it."""
+
+    seeds: tuple[int, ...] = ()
+    of_seeds: Conclusion = ()
+
+    @property
+    def spread(self) -> tuple[SpreadCheck, ...]:
+        """Its criteria over the seeds."""
+        return tuple(check for check in self.checks if isinstance(check, SpreadCheck))
+
+    @property
+    def held_in(self) -> int:
+        """How many seeds it holds in."""
+        return sum(clause.held for clause in self.of_seeds)
+
+    @property
+    def held(self) -> bool:
+        return self.held_in == len(self.of_seeds) > 0
+
+    @property
+    def text(self) -> str:
+        """The statement of the first seed; where it does not hold in all seeds its rate, and one seed of each kind."""
+        first, count = self.of_seeds[0], len(self.of_seeds)
+        if self.held:
+            return first.text
+        low, high = rate_interval(self.held_in, count)
+        shown = [f"In {self.held_in} of {count} seeds (95% interval of the rate: {low:.2f} to {high:.2f}) this held."]
+        for wanted in (True, False):
+            seen = [(seed, one) for seed, one in zip(self.seeds, self.of_seeds, strict=True) if one.held is wanted]
+            shown += [f"Seed {seed}: {one.text}" for seed, one in seen[:1]]
+        return " ".join(shown)
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"held_in": self.held_in}
+
+
 @dataclass(frozen=True, eq=False)
 class SeedsResult(LabResult):
-    """The result of a lab over several seeds; its meaning and sections are those of the first."""
+    """The result of a lab over several seeds; the figures of its statements and its sections are those of the first."""
 
     runs: tuple[SeedRun, ...] = field(default=(), repr=False)
 
@@ -109,26 +147,34 @@ def over_seeds(name: str, setup: Setup, *, count: int, kept: KeptResults) -> Lab
 
 
 def combined(runs: Sequence[SeedRun]) -> SeedsResult:
-    """The spread of each criterion over the seeds, a table of all values, and the sections of the first seed."""
-    first = runs[0]
-    checks = tuple(_spread(checks) for checks in _by_criterion(runs))
-    header = ("criterion", *(f"seed {run.seed}" for run in runs))
-    rows = [[c.claim, *map(number, c.values)] for c in checks if len(c.values) == len(runs)]
-    table = TableSection("What each seed measured", header, rows)
-    meaning = f"Of seed {first.seed}: {first.result.meaning}" if len(runs) > 1 else first.result.meaning
-    return SeedsResult(first.result.question, meaning, checks, (table, *first.result.sections), tuple(runs))
+    """The spread of each criterion over the seeds, a table of all values, and the sections of the first seed.
+
+    Raises ValueError where the seeds have different numbers of statements.
+    """
+    first = runs[0].result
+    seeds = tuple(run.seed for run in runs)
+    conclusion = tuple(
+        SeedsClause(of_seeds[0].statement, _spreads(of_seeds), seeds=seeds, of_seeds=of_seeds)
+        for of_seeds in zip(*(run.result.conclusion for run in runs), strict=True)
+    )
+    of_first = f"The figures in these sentences are of seed {seeds[0]}. " if len(runs) > 1 else ""
+    rows = [[c.claim, *map(number, c.values)] for one in conclusion for c in one.spread if len(c.values) == len(runs)]
+    table = TableSection("What each seed measured", ("criterion", *(f"seed {seed}" for seed in seeds)), rows)
+    return SeedsResult(
+        first.question, conclusion, (table, *first.sections), (of_first + first.remarks).strip(), tuple(runs)
+    )
 
 
-def _by_criterion(runs: Sequence[SeedRun]) -> list[list[Check]]:
+def _spreads(clauses: Conclusion) -> tuple[SpreadCheck, ...]:
     """The same criterion of every seed.  Where seeds have different numbers of criteria, the same claim."""
-    lists = [run.result.checks for run in runs]
+    lists = [clause.checks for clause in clauses]
     if len({len(checks) for checks in lists}) == 1:
-        return [list(checks) for checks in zip(*lists, strict=True)]
+        return tuple(map(_spread, zip(*lists, strict=True)))
     groups: dict[str, list[Check]] = {}
     for checks in lists:
         for check in checks:
             groups.setdefault(check.claim, []).append(check)
-    return list(groups.values())
+    return tuple(map(_spread, groups.values()))
 
 
 def _spread(checks: Sequence[Check]) -> SpreadCheck:

@@ -27,7 +27,7 @@ from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup,
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder, power
 
 HEADS = 4
@@ -117,7 +117,9 @@ class SpeculationLab(Lab):
         ]  # fmt: skip
         header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
         question = "What do guessed tokens change, and what do they save?"
-        return LabResult(question, meaning, checks, (TableSection("Guesses and forwards", header, rows), agreement))
+        return LabResult(
+            question, (Clause(meaning, checks),), (TableSection("Guesses and forwards", header, rows), agreement)
+        )
 
     def model(self, seed: int) -> nn.Transformer:
         """A decoder with random weights, large enough for its choices to differ from place to place."""
@@ -285,7 +287,9 @@ class LinearStateLab(Lab):
             TableSection("The cache over the length", header, rows),
             curve("Bytes of a row in the cache", "T", "bytes", self.lengths, lines, log="xy"),
         )
-        return LabResult("Does linear attention write with a state of constant size?", meaning, checks, sections)
+        return LabResult(
+            "Does linear attention write with a state of constant size?", (Clause(meaning, checks),), sections
+        )
 
     def specs(self) -> dict[str, ModelSpec]:
         """The same decoder with both kinds of attention."""

@@ -16,7 +16,7 @@ from triptych.page import MatrixSection, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
 from .counting import products, shortest_seconds
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, power
 
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
@@ -101,7 +101,7 @@ class SparsePatternsLab(Lab):
             drawing(STRIDED),
             drawing(POWERS),
         )
-        return LabResult("Do sparse patterns cost O(T √T) and O(T log T)?", meaning, checks, sections)
+        return LabResult("Do sparse patterns cost O(T √T) and O(T log T)?", (Clause(meaning, checks),), sections)
 
     def mask(self, way: str, length: int) -> Mask:
         """Of one way to attend over so many tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""

@@ -26,7 +26,7 @@ from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import Points, fit, share_table
 
 RIGHT = 0.95  # of the words, by the claim
@@ -113,7 +113,7 @@ class SpokenDigitsLab(Lab):
             Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
         )
         question = "Does a model trained on synthesized digits write those of voices that it never heard?"
-        return LabResult(question, meaning, checks, sections)
+        return LabResult(question, (Clause(meaning, checks),), sections)
 
     def _clips(self, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
         """The words of each speaker: heard in training, and not."""

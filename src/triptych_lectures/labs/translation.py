@@ -16,7 +16,7 @@ from typing import NamedTuple
 from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
-from .lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import curve
 from .translators import (
     END_ID,
@@ -224,7 +224,7 @@ class RecurrenceLab(TranslationSizes):
             curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
             comparison.losses,
         )
-        return LabResult(question, MEANING_OF_RECURRENCE, checks, sections)
+        return LabResult(question, (Clause(MEANING_OF_RECURRENCE, checks),), sections)
 
 
 MEANING_OF_RECURRENCE = (
@@ -292,7 +292,7 @@ class PanelsLab(TranslationSizes):
         ]
         rows.append(["word by word", "–", *comparison.word_by_word.cells])
         sections = (TableSection("Wrong tokens, written freely", header, rows), comparison.losses)
-        return LabResult("Does a translation need an encoder?", MEANING_OF_PANELS, checks, sections)
+        return LabResult("Does a translation need an encoder?", (Clause(MEANING_OF_PANELS, checks),), sections)
 
 
 MEANING_OF_PANELS = (

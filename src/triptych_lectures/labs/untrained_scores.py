@@ -23,7 +23,7 @@ from triptych.errors import InputError
 from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from .counting import peak_bytes, shortest_seconds
-from .lab import Check, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 from .small_models import curve, power
 
 
@@ -103,7 +103,7 @@ class ScalingLab(Lab):
             curve("Entropy of a row of attention", "d", "nats", self.widths, entropies, uniform, "x"),
             curve("Gradient that reaches a query, median", "d", "norm", self.widths, gradients, log="xy"),
         )
-        return LabResult("What does dividing by √d do?", meaning, checks, (table, *curves))
+        return LabResult("What does dividing by √d do?", (Clause(meaning, checks),), (table, *curves))
 
     def _measure(self, width: int, seed: int) -> tuple[float, Softmaxed, Softmaxed]:
         """(variance of q·k, softmax without a scale, softmax with 1/√d)"""
@@ -211,7 +211,7 @@ class AdditiveVsDotLab(Lab):
             curve("Time of one call", "tokens", "ms", self.lengths, milliseconds, log="xy"),
             curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
         )
-        return LabResult("Why the dot product and not the additive score?", meaning, checks, sections)
+        return LabResult("Why the dot product and not the additive score?", (Clause(meaning, checks),), sections)
 
     def _weights(self, seed: int, widths: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32) -> Weights:
         """W_q, W_k and w for queries and keys of these widths, each output with the variance of its input."""

@@ -15,7 +15,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
-from .lab import Check, LabResult, Setup, size
+from .lab import Check, Clause, LabResult, Setup, size
 from .small_models import share_table
 from .translation import TranslationSizes, TranslationTask
 from .translators import START_ID, BesideEncoder, beside_encoder
@@ -82,7 +82,7 @@ class WordAlignmentLab(TranslationSizes):
             *_maps(task, place, patterns[place]),
             Curve("Training", "step", "nats a token", {"loss": trained.losses}, {}),
         )
-        return LabResult("Does cross-attention align the words of two languages?", meaning, checks, sections)
+        return LabResult("Does cross-attention align the words of two languages?", (Clause(meaning, checks),), sections)
 
 
 class HeadPlace(NamedTuple):
