@@ -1,4 +1,4 @@
-"""docs/lectures.md is complete and as new as what it tells of: each kind of neglect is noticed, and shown to be.
+"""The pages of the lectures are complete and as new as what they report: each kind of neglect is shown to be noticed.
 
 Command lines in all of the documentation are read with the command line's own parser, without being run.
 """
@@ -8,6 +8,7 @@ import copy
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from triptych_lectures.labs.lab import Check, Clause, LabResult, Setup
 from triptych_lectures.labs.lookup_and_order import SoftVsHardLab
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = ROOT / "src" / "triptych" / "page"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IDS = {
@@ -47,6 +49,7 @@ IDS = {
 Data = dict[str, Any]
 # typer brings a click of its own, which it does not export
 Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+NOTE = "<!-- Made by `make lectures` from lectures.toml and lectures.results.json. -->"
 sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
 lectures = program("tools/lectures.py")
 
@@ -73,11 +76,24 @@ def unlisted(data: Data) -> list[str]:
     return wrong + [name for _, name, entry in lectures.entries(data) if not any(key in entry for key in pointers)]
 
 
-def without_a_command(page: str) -> list[str]:
-    """The headings of entries of the page that have no Run line."""
-    body = page.partition("\n## What the labs measured")[0]
-    entries = re.split(r"^### ", body, flags=re.MULTILINE)[1:]
+def without_a_command(pages: dict[str, str]) -> list[str]:
+    """The headings of entries of the pages that have no Run line."""
+    of_lectures = [text for page, text in pages.items() if page.startswith("lectures/")]
+    entries = [entry for text in of_lectures for entry in re.split(r"^### ", text, flags=re.MULTILINE)[1:]]
     return [entry.partition(" {")[0] for entry in entries if "- **Run:** `" not in entry]
+
+
+def words(pages: dict[str, str]) -> tuple[int, int]:
+    """Words outside folds and inside them, on the index and the pages of the lectures."""
+    text = "\n".join(text for page, text in pages.items() if page.startswith("lectures"))
+    inside = sum(len(fold.split()) for fold in re.findall(r"<details.*?</details>", text, re.DOTALL))
+    return len(text.split()) - inside, inside
+
+
+def twice(pages: dict[str, str]) -> list[str]:
+    """Lines of at least eight words that stand more than once on the pages of the lectures."""
+    lines = [line for page, text in pages.items() if page.startswith("lectures/") for line in text.splitlines()]
+    return [line for line, count in Counter(lines).items() if count > 1 and len(line.split()) >= 8 and line != NOTE]
 
 
 def unknown_tests(data: Data) -> list[str]:
@@ -174,7 +190,7 @@ def test_every_entry_is_there(data: Data) -> None:
 
 
 def test_every_entry_has_a_command(data: Data, results: Data) -> None:
-    assert not without_a_command(lectures.page(data, results))
+    assert not without_a_command(lectures.pages(data, results))
 
 
 def test_the_tests_named_are_there(data: Data) -> None:
@@ -197,9 +213,9 @@ def test_commands_of_the_documentation_parse(page: Path) -> None:
     assert not unparsed(list(typed(page.read_text("utf-8"))))
 
 
-def unmarked(page: str) -> str:
-    """A page without the marks of stale results: a result does not have to be recorded again after every change."""
-    return page.replace(", stale", "")
+def unmarked(pages: dict[str, str]) -> dict[str, str]:
+    """Pages without the marks of stale results: a result does not have to be recorded again after every change."""
+    return {page: text.replace(", stale", "") for page, text in pages.items()}
 
 
 def test_results_are_recorded_for_all_labs(data: Data, results: Data) -> None:
@@ -211,8 +227,21 @@ def test_recorded_results_passed(results: Data) -> None:
     assert not failed(results)
 
 
-def test_the_page_is_what_the_generator_makes(data: Data, results: Data) -> None:
-    assert unmarked(lectures.PAGE.read_text("utf-8")) == unmarked(lectures.page(data, results)), "run `make lectures`"
+def test_the_pages_are_what_the_generator_makes(data: Data, results: Data) -> None:
+    made = lectures.pages(data, results)
+    assert {str(page.relative_to(DOCS)) for page in DOCS.glob("lectures/*")} == {*made} - {
+        "lectures.md",
+        "learn/path.md",
+    }
+    assert unmarked({page: (DOCS / page).read_text("utf-8") for page in made}) == unmarked(made), "run `make lectures`"
+
+
+def test_nothing_stands_twice_and_most_is_folded(data: Data, results: Data) -> None:
+    pages = lectures.pages(data, results)
+    outside, inside = words(pages)
+    assert outside <= 12_000
+    assert inside <= 12_000
+    assert not twice(pages)
 
 
 def off_path(data: Data) -> list[str]:
@@ -238,19 +267,27 @@ def test_the_path_has_every_lecture_and_names_what_exists(data: Data) -> None:
     assert not off_path(data)
 
 
-def test_the_path_is_what_the_generator_makes(data: Data) -> None:
-    assert lectures.PATH_PAGE.read_text("utf-8") == lectures.path_page(data), "run `make lectures`"
-
-
 def test_answers_of_exercises_are_folded(data: Data, results: Data) -> None:
-    page = lectures.page(data, results)
-    assert page.count("<details") == page.count("</details>") == len(data["exercise"])
+    pages = lectures.pages(data, results)
+    text = "".join(pages.values())
+    assert text.count("<details") == text.count("</details>") == len(data["exercise"]) + len(results["labs"])
     for name, entry in data["exercise"].items():
-        text = lectures.entry_text("exercise", name, entry, results)
-        shown, _, hidden = text.partition("<summary>")
+        own = entry_of(pages, f"exercise-{name.lower().replace('.', '-')}")
+        shown, _, hidden = own.partition("<summary>Answer")
         assert entry["asks"].strip() in shown
-        assert entry["answer"].strip() in hidden
+        assert entry["answer"].split("](")[0].strip() in hidden
         assert not set(entry.get("figures", "").split("; ")) & set(shown.split("; "))
+
+
+def entry_of(pages: dict[str, str], anchor: str) -> str:
+    """An entry as it stands on its page."""
+    [text] = [text for page, text in pages.items() if page.startswith("lectures/") and f"{{ #{anchor} }}" in text]
+    return text.partition(f"{{ #{anchor} }}")[2].partition("\n### ")[0]
+
+
+def test_every_lab_stands_under_one_entry(data: Data, results: Data) -> None:
+    text = "".join(lectures.pages(data, results).values())
+    assert {name: text.count(f'id="lab-{name}"') for name in LABS} == dict.fromkeys(LABS, 1)
 
 
 # ---------------------------------------------------------------- and each neglect would be noticed
@@ -270,9 +307,12 @@ def test_a_path_that_leads_nowhere_is_noticed(data: Data) -> None:
     assert off_path(data) == ["L2 lookup", "L2 L2.9", "L2.1", "L2 chapter Tokens", "L2 notebook lecture-9"]
 
 
-def test_a_concept_of_no_lecture_stands_at_the_end_of_the_path(data: Data) -> None:
+def test_a_concept_of_no_lecture_is_noticed(data: Data, results: Data) -> None:
     data["concept"]["states"] = {"title": "Other than attention"}
-    assert "Other than attention" in lectures.path_page(data).partition("## Further concepts")[2]
+    with pytest.raises(SystemExit, match="concept states is on no page"):
+        lectures.pages(data, results)
+    data["concept"]["states"]["lecture"] = "L1"
+    assert "### Other than attention" in lectures.pages(data, results)["lectures/l1.md"]
 
 
 def test_a_missing_test_is_noticed(data: Data) -> None:
@@ -308,7 +348,7 @@ def test_a_wrong_command_is_noticed(command: str) -> None:
 def test_a_changed_page_is_noticed(data: Data, results: Data) -> None:
     other = copy.deepcopy(data)
     other["exercise"]["L4.2"]["answer"] += " And more."
-    assert lectures.page(other, results) != lectures.page(data, results)
+    assert lectures.pages(other, results) != lectures.pages(data, results)
 
 
 @pytest.fixture
@@ -327,26 +367,26 @@ def test_a_result_of_other_sources_is_stale(
     monkeypatch.setattr(sys, "argv", ["lectures.py", "--stale"])
     lectures.main()
     assert capsys.readouterr().out == "no result is stale\n"
-    assert ", stale" not in lectures.page(data, lectures.marked(fresh, lectures.stale(data, fresh)))
+    assert ", stale" not in "".join(lectures.pages(data, lectures.marked(fresh, lectures.stale(data, fresh))).values())
     fresh["labs"]["depth"]["sources"] = "of other files"
     lectures.main()
     assert capsys.readouterr().out == "labs depth\n"
-    page = lectures.page(data, lectures.marked(fresh, lectures.stale(data, fresh)))
-    assert "### depth: PASS, stale { #lab-depth }" in page
-    assert "[lab depth](#lab-depth), PASS, stale. " in page
-    assert "### scaling: PASS { #lab-scaling }" in page
-    assert unmarked(page) == unmarked(lectures.page(data, fresh))
+    pages = lectures.pages(data, lectures.marked(fresh, lectures.stale(data, fresh)))
+    text = "".join(pages.values())
+    assert "<summary>Lab depth: PASS in 5 of 5 seeds, stale</summary>" in text
+    assert "<summary>Lab scaling: PASS in 5 of 5 seeds</summary>" in text
+    assert unmarked(pages) == unmarked(lectures.pages(data, fresh))
 
 
 def test_a_result_that_is_missing_is_noticed(data: Data, fresh: Data) -> None:
     del fresh["labs"]["scaling"]
     assert lectures.stale(data, fresh) == {"labs": ["scaling"], "examples": []}
-    assert "lab `scaling` not recorded" in lectures.page(data, fresh)
+    assert "lab `scaling` not recorded" in lectures.pages(data, fresh)["lectures/l0.md"]
 
 
 def test_an_entry_without_a_command_is_noticed(data: Data, results: Data) -> None:
     del data["correction"]["sharp"]["run"]
-    assert without_a_command(lectures.page(data, results)) == ["Without √d softmax is too sharp, not too flat"]
+    assert without_a_command(lectures.pages(data, results)) == ["Without √d softmax is too sharp, not too flat"]
 
 
 def test_only_the_named_labs_run(data: Data, fresh: Data) -> None:
@@ -388,15 +428,15 @@ def test_a_lab_is_recorded_over_its_seeds(
     recorded = results["labs"]["soft-vs-hard"]
     assert (recorded["seeds"], recorded["held"], recorded["sizes"]["steps"]) == (3, 3, "1000")
     assert recorded["conclusion"][0]["checks"][0]["seeds"] == ["1,000", "1000", "1000"]
-    page = lectures.lab_text("soft-vs-hard", recorded)
+    results["labs"]["soft-vs-hard"] = recorded
+    page = lectures.LecturePages(lectures.read_data(), results, {}).lab("soft-vs-hard")
     assert "`triptych lab soft-vs-hard --full --seeds 3`" in page
-    assert "3 of 3 seeds pass; median (smallest to largest)." in page
-    assert "| seed \\| number | 1000 (1,000 to 1000) | at least 0 |" in page
-    assert f"**Falsified by:** {SoftVsHardLab.falsified_by}" in page
+    assert "PASS in 3 of 3 seeds" in page
+    assert "- seed | number: 1000 (1,000–1000), ≥ 0" in page
     assert "soft-vs-hard: PASS: 3 of 3 seeds pass" in capsys.readouterr().out
 
 
 def test_a_failed_result_is_noticed(data: Data, results: Data) -> None:
     results["labs"]["depth"]["passed"] = False
     assert failed(results) == ["depth"]
-    assert "[lab depth](#lab-depth), FAIL" in lectures.page(data, results)
+    assert "Lab depth: FAIL in 5 of 5 seeds" in "".join(lectures.pages(data, results).values())

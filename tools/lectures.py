@@ -1,7 +1,6 @@
-"""Writes docs/lectures.md: every concept, example, correction and exercise of the lectures, with its results; and
-docs/learn/path.md: an order of them for each lecture.
+"""Records the labs, and writes the pages of the lectures: docs/lectures.md, docs/lectures/ and docs/learn/path.md.
 
-    python tools/lectures.py                 runs what is not recorded or has changed since, and writes the page
+    python tools/lectures.py                 runs what is not recorded or has changed since, and writes the pages
     python tools/lectures.py --labs NAME...  runs of that only these labs
     python tools/lectures.py --again         runs everything, or with --labs these labs
     python tools/lectures.py --labs NAME --model DIR
@@ -35,17 +34,15 @@ if TYPE_CHECKING:
     from triptych_lectures.labs.lab import Clause
     from triptych_lectures.labs.seeds import SeedsResult
 
-from lecture_path import path_page
+from lecture_pages import LecturePages, entries
 from lecture_sources import digest as digest_of_sources
 
-from triptych_lectures.labs import module_of
+from triptych_lectures.labs import LABS, module_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-DATA, RESULTS, PAGE = DOCS / "lectures.toml", DOCS / "lectures.results.json", DOCS / "lectures.md"
-PATH_PAGE = DOCS / "learn" / "path.md"
+DATA, RESULTS = DOCS / "lectures.toml", DOCS / "lectures.results.json"
 SEEDS = ROOT / "runs" / "lectures"  # results of single seeds
-KINDS = {"concept": "Concepts", "example": "Worked examples", "correction": "Corrections", "exercise": "Exercises"}
 Plain = dict[str, Any]
 
 
@@ -55,13 +52,6 @@ def read_data() -> Plain:
 
 def read_results() -> Plain:
     return json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {"labs": {}, "examples": {}}
-
-
-def entries(data: Plain) -> Iterator[tuple[str, str, Plain]]:
-    """(kind, id, entry) in the order of the page."""
-    for kind in KINDS:
-        for name, entry in data[kind].items():
-            yield kind, name, entry
 
 
 # ---------------------------------------------------------------- recorded results
@@ -187,11 +177,6 @@ def recorded_clause(clause: Clause) -> Plain:
     return {"text": clause.text, "held": clause.held_in, "checks": checks}
 
 
-def checks_of(result: Plain) -> list[Plain]:
-    """The criteria of a recorded lab, in the order of its statements."""
-    return [check for clause in result["conclusion"] for check in clause["checks"]]
-
-
 def save(results: Plain, kind: str, name: str, result: Plain) -> None:
     """Put one result into `results` and write the whole file."""
     results[kind][name] = {"sources": digest(kind, name), **result}
@@ -199,105 +184,22 @@ def save(results: Plain, kind: str, name: str, result: Plain) -> None:
     RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
 
-# ---------------------------------------------------------------- the page
+# ---------------------------------------------------------------- the pages
 
 
-def page(data: Plain, results: Plain) -> str:
-    """The whole of lectures.md."""
-    marks = {kind: title.lower().replace(" ", "-") for kind, title in KINDS.items()}
-    counted = [f"{len(data[kind])} [{title.lower()}](#{marks[kind]})" for kind, title in KINDS.items()]
-    passed = sum(result["passed"] for result in results["labs"].values())
-    summary = f"{', '.join(counted)}; {passed} of {len(wanted(data)['labs'])} [labs](#what-the-labs-measured) pass."
-    parts = ["<!-- Made by `make lectures` from lectures.toml and lectures.results.json. -->", data["opening"].strip()]
-    parts.append(summary)
-    for kind, title in KINDS.items():
-        parts += [f"## {title}", data["about"][kind].strip()]
-        parts += [entry_text(kind, name, entry, results) for name, entry in data[kind].items()]
-    parts += ["## What the labs measured", data["about"]["labs"].strip(), list_of_labs(results["labs"])]
-    parts += [lab_text(name, result) for name, result in results["labs"].items()]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def pages(data: Plain, results: Plain) -> dict[str, str]:
+    """The text of each page by its path in docs/."""
+    return LecturePages(data, results, lab_pictures()).texts
 
 
-def entry_text(kind: str, name: str, entry: Plain, results: Plain) -> str:
-    """One entry: its subject, an answer, and the commands, figures and tests that belong to it."""
-    label = {"exercise": f"{name}: ", "example": f"Example {name}: "}.get(kind, "")
-    mark = f"{kind}-{name}".lower().replace(".", "-")
-    rows = [f"- **Run:** {', '.join(f'`{command}`' for command in entry['run'])}"] if "run" in entry else []
-    rows += [f"- **Measured:** {measured(one, results['labs'])}" for one in entry.get("labs", [])]
-    for example in entry.get("examples", []):
-        result = results["examples"].get(example, {"outcome": NOT})
-        stale_word = STALE if result.get("stale") else ""
-        rows.append(f"- **Run:** `triptych explain --example {example}`{stale_word}. It ends in: {result['outcome']}")
-    rows += [f"- **Figures:** {entry['figures']}"] if "figures" in entry else []
-    rows += [f"- **Tested by:** {grouped(entry['tests'])}"] if "tests" in entry else []
-    rows += [f"- **Read:** {', '.join(entry['read'])}"] if "read" in entry else []
-    rows += [f"- **Not yet:** {entry['later']}"] if "later" in entry else []
-    heading = f"### {label}{entry['title']} {{ #{mark} }}"
-    answer = "\n\n".join([*([entry["answer"].strip()] if "answer" in entry else []), "\n".join(rows)])
-    if kind == "exercise":
-        practice = f"- **With other numbers:** `triptych exercise {name} --seed 3`"
-        answer = f"{practice}\n\n{folded('Answer', answer)}"
-    return "\n\n".join([heading, *([entry["asks"].strip()] if "asks" in entry else []), answer])
-
-
-def folded(title: str, text: str) -> str:
-    """`text` behind a line that opens it; `markdown` lets mkdocs read the text as Markdown, as other readers do."""
-    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'
-
-
-NOT, STALE = "not recorded; run `make lectures`", ", stale"
-
-
-def grouped(tests: list[str]) -> str:
-    """`file: test, test; file: test`"""
-    files: dict[str, list[str]] = {}
-    for test in tests:
-        file, _, name = test.removeprefix("tests/").partition("::")
-        files.setdefault(file, []).extend([f"`{name}`"] if name else [])
-    return "; ".join(f"`{file}`" + (": " if names else "") + ", ".join(names) for file, names in files.items())
-
-
-def measured(lab: str, results: Plain) -> str:
-    """`name: phrase; phrase` -> its verdict, and the criteria that contain one of these phrases (without any, all)."""
-    name, _, phrases = lab.partition(": ")
-    if name not in results:
-        return f"lab `{name}` {NOT}"
-    checks = {check["claim"]: check["measured"] for check in checks_of(results[name])}
-    for phrase in phrases.split("; "):
-        if not any(phrase in claim for claim in checks):
-            raise SystemExit(f"lectures.toml: lab {name} claims nothing about {phrase!r}")
-    chosen = [claim for claim in checks if any(phrase in claim for phrase in phrases.split("; "))]
-    figures = "; ".join(f"{claim}: {checks[claim]}" for claim in chosen)
-    return f"[lab {name}](#lab-{name}), {verdict(results[name])}. {figures}"
-
-
-def verdict(result: Plain) -> str:
-    """The word of a recorded lab: `PASS, stale` where its sources have changed since."""
-    return ("PASS" if result["passed"] else "FAIL") + (STALE if result.get("stale") else "")
-
-
-def list_of_labs(labs: Plain) -> str:
-    """A table of all labs, with a link to each."""
-    rows = [f"| [{name}](#lab-{name}) | {result['question']} | {verdict(result)} |" for name, result in labs.items()]
-    return "\n".join(["| lab | question | verdict |", "| --- | --- | --- |", *rows])
-
-
-def lab_text(name: str, result: Plain) -> str:
-    """One lab: its question, its verdict with every criterion, what it means, and what would falsify its claim."""
-    head = f"### {name}: {verdict(result)} {{ #lab-{name} }}"
-    columns = ("claim", "measured", "criterion")
-    rows = [" | ".join(check[column].replace("|", "\\|") for column in columns) for check in checks_of(result)]
-    table = "\n".join(f"| {row} |" for row in ["criterion | measured | must be", "--- | ---: | ---", *rows])
-    seeds = result["seeds"]
-    spread = f" {result['held']} of {seeds} seeds pass; median (smallest to largest)." if seeds > 1 else ""
-    question = f"{result['question']} `{result['command']}`, {result['seconds']} s.{spread}"
-    falsified = f"**Falsified by:** {result['falsified_by']}" if result["falsified_by"] else ""
-    texts = [clause["text"] for clause in result["conclusion"]]
-    return "\n\n".join(part for part in (head, question, table, *texts, result["remarks"], falsified) if part)
+def lab_pictures() -> dict[str, str]:
+    """The pictures of labs in docs/."""
+    files = sorted((DOCS / "pictures").iterdir())
+    return {file.stem: f"pictures/{file.name}" for file in files if file.stem in LABS}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write docs/lectures.md.")
+    parser = argparse.ArgumentParser(description="Record the labs, and write the pages of the lectures.")
     parser.add_argument("--again", action="store_true", help="run every lab again")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--stale", action="store_true", help="list the stale results, and run and write nothing")
@@ -319,8 +221,9 @@ def main() -> None:
         names = chosen(data, results, options.labs, again=options.again)
         record(names, results, quick=options.quick, model=options.model, processes=options.processes)
     results = read_results()  # in the order of the file
-    PAGE.write_text(page(data, marked(results, stale(data, results))), "utf-8")
-    PATH_PAGE.write_text(path_page(data), "utf-8")
+    (DOCS / "lectures").mkdir(exist_ok=True)
+    for page, text in pages(data, marked(results, stale(data, results))).items():
+        (DOCS / page).write_text(text, "utf-8")
     failed = [name for kind in results.values() for name, result in kind.items() if not result["passed"]]
     sys.exit(f"these failed: {', '.join(failed)}" if failed else 0)
 
