@@ -19,10 +19,13 @@ from .exercise import (
     weights_of,
 )
 
+NEARER = 0.1  # of values of 10 to 80; three equal values differ by rounding alone
+HARDLY = 0.1  # of the scaled gradient: what the text of L4.3 calls hardly any
+
 
 @exercise("L4.1", "A soft dictionary")
 def soft_dictionary(random: Random) -> Draft:
-    while True:  # until one key is the best, and the sharper answer the nearer to its value
+    while True:  # until one key is the best, and the sharper answer plainly the nearer to its value
         keys = np.eye(3)[random.permutation(3)]
         values = 10 * small(random, 3, low=1, high=9)
         query = small(random, 3, low=0, high=3) + np.array([0.0, 0.5, 1.5])
@@ -32,7 +35,7 @@ def soft_dictionary(random: Random) -> Draft:
         scores = keys @ query
         best = int(scores.argmax())
         alone = int((scores == scores.max()).sum()) == 1
-        if alone and abs(sharp - values[best]) < abs(soft - values[best]):
+        if alone and abs(sharp - values[best]) < abs(soft - values[best]) - NEARER:
             break
     statement = (
         "A dictionary of three keys and values, asked with one query; scores are q·k times β.",
@@ -84,12 +87,14 @@ def variance(random: Random) -> Draft:
 
 @exercise("L4.3", "Large d without √d")
 def without_root(random: Random) -> Draft:
-    d = pick(random, 16, 64)
-    scores = sqrt(d) * np.array([1.0, 0.0, -0.5])[random.permutation(3)] + random.integers(-1, 2, 3)
-    unscaled = weights_of(scores[None])[0]
-    scaled = weights_of(scores[None], d**-0.5)[0]
-    top = int(scores.argmax())
-    steep, gentle = (float(p[top] * (1 - p[top])) for p in (unscaled, scaled))
+    steep = gentle = 0.0
+    while steep >= HARDLY * gentle:
+        d = pick(random, 16, 64)
+        scores = sqrt(d) * np.array([1.0, 0.0, -0.5])[random.permutation(3)] + random.integers(-1, 2, 3)
+        unscaled = weights_of(scores[None])[0]
+        scaled = weights_of(scores[None], d**-0.5)[0]
+        top = int(scores.argmax())
+        steep, gentle = (float(p[top] * (1 - p[top])) for p in (unscaled, scaled))
     return f"A query of width d = {d} has the scores q·k = {listed(scores)} with three keys.", [
         ("What are its weights without a scale?", unscaled, f"softmax({listed(scores)})."),
         ("What are they with 1/√d?", scaled, f"softmax({listed(scores / sqrt(d))})."),

@@ -29,8 +29,10 @@ ROLES = ("previous", "first", "itself", "uniform")
 @exercise("L4.11", "Rows of weights and their entropy")
 def entropy_of_rows(random: Random) -> Draft:
     d = 64
-    scores = 8 * small(random, 4, low=-1, high=3)
-    scores[int(random.integers(4))] += 8
+    scores = np.zeros(4)
+    while np.ptp(scores) == 0:  # four equal scores have the same entropy with any scale
+        scores = 8 * small(random, 4, low=-1, high=3)
+        scores[int(random.integers(4))] += 8
     sharp = weights_of(scores[None])[0]
     soft = weights_of(scores[None], d**-0.5)[0]
     return f"One query of width {d} and four keys; q·k = {listed(scores)}.", [
