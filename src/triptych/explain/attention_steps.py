@@ -24,6 +24,9 @@ from .stack_run import StackRun
 from .steps import PrintedTensors, ShownTensor, WalkStep
 
 
+FEW = 30  # entries of which the mean and the variance say too little
+
+
 @dataclass(kw_only=True)
 class AttentionSteps:
     """One attention over `q` [H, T, K], `k` [G, S, K], `v` [G, S, Kv], or over plain matrices."""
@@ -75,9 +78,10 @@ class AttentionSteps:
         scale = width**-0.5 if self.scale is None else self.scale
         formula = f"s ← s / √{width}" if math.isclose(scale, width**-0.5) else f"s ← {scale:g} · s"
         title = "Scale"
-        why = f"A sum of {width} products has a variance of {width}; √{width} brings it back to about 1."
+        why = ""
         if scale == 1.0:
-            title, formula, why = "No scale", "s ← s", "The products are not divided by √K."
+            title, formula, why = "No scale", "s ← s", f"The products are not divided by √{width}. "
+        why += self._spread(scale)
         if self.softcap is not None:
             formula += f",  then {self.softcap:g} · tanh(s / {self.softcap:g})"
             why += f" The soft cap keeps every score within ±{self.softcap:g}."
@@ -88,6 +92,35 @@ class AttentionSteps:
 
         value = self._applied(attention_scores, scale=scale, softcap=self.softcap)
         return WalkStep(self.part, title, formula, why, [self._matrix("scaled", "s", value)], once_more)
+
+    def _spread(self, scale: float) -> str:
+        """The spread of the scores of this run before and after the scale, and whether the premise of 1/√d holds."""
+        q, k = (one if one.dim() == 2 else one[self.head * len(one) // self.heads]
+                for one in (self.q.value.double(), self.k.value.double()))  # fmt: skip
+        products, width = q @ k.T, q.shape[-1]
+        if products.numel() < 2:
+            return "One score alone has no spread."
+        of = f" of head {self.head}" if self.heads > 1 else ""
+        before, after = (float(one.std(correction=0)) for one in (products, products * scale))
+        said = f"The {products.numel():,} scores{of} have a standard deviation of {before:.3g}"
+        said += " before it" * (scale != 1.0) + f" (variance {before**2:.3g})"
+        said += f" and {after:.3g} after it (variance {after**2:.3g})." if scale != 1.0 else "."
+        spreads = [(float(x.mean()), float(x.var(correction=0)), x.numel()) for x in (q, k)]
+        (mean_q, var_q, _), (mean_k, var_k, _) = spreads
+        if not all(_standard(*one) for one in spreads):
+            given = f"independent entries of mean 0 and these variances would give {width * var_q * var_k:.3g}"
+            verdict = f"the premise does not hold; {given}"
+        elif min(q.numel(), k.numel()) < FEW:
+            verdict = "so few numbers cannot decide whether the premise holds"
+        elif not 0.5 <= before**2 / width <= 2:
+            verdict = "so far the premise holds, but the scores do not vary as those of independent entries"
+        else:
+            verdict = "the premise holds"
+        return (
+            f"{said} 1/√{width} brings the variance to 1 where the entries of q and k are independent, with mean 0 "
+            f"and variance 1, so that q·k has variance {width}. Here q has mean {mean_q:.3g} and variance {var_q:.3g}, "
+            f"k mean {mean_k:.3g} and variance {var_k:.3g}: {verdict}."
+        )
 
     def _bias(self, bias: WalkStep) -> WalkStep:
         value = self._applied(attention_scores, scale=self.scale, softcap=self.softcap, bias=self.added)
@@ -156,6 +189,11 @@ class AttentionSteps:
         best = int(row.argmax())
         who = f" In head {self.head}, " if self.heads > 1 else " "
         return f"{who}{self.q.labels[self.q.focus]} attends most, {row[best]:.0%}, to {self.k.labels[best]}."
+
+
+def _standard(mean: float, variance: float, count: int) -> bool:
+    """Whether so many numbers may have mean 0 and variance 1: within 0.1, and two standard errors of normal ones."""
+    return abs(mean) <= 0.1 + 2 / math.sqrt(count) and abs(variance - 1) <= 0.1 + 2 * math.sqrt(2 / count)
 
 
 def additive_mask(mask: Mask, q_pos: Tensor, k_pos: Tensor) -> Tensor:
