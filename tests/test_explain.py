@@ -339,13 +339,14 @@ def test_an_example_is_found_however_it_is_written() -> None:
 
 
 def test_what_is_left_out_is_counted() -> None:
-    shown = ShownTensor("x", "x", "N D", torch.arange(70.0).reshape(10, 7), [f"t{i}" for i in range(10)], focus=8)
+    shown = ShownTensor("x", "x", "N D", torch.arange(90.0).reshape(10, 9), [f"t{i}" for i in range(10)], focus=8)
     part = shown.excerpt()
     assert part.rows == ("t0", "t1", "t2", "t8")
     assert (part.focus, part.gap) == (3, 3)
-    assert part.values[3] == (56, 57, 58, 59)
-    assert part.left_out == "… 3 more columns, 6 more rows"
-    assert shown.excerpt(columns=2).left_out == "… 5 more columns, 6 more rows"
+    assert part.values[3] == (72, 73, 74, 75)
+    assert part.left_out == "… 5 more columns, 6 more rows"
+    assert shown.excerpt(columns=2).left_out == "… 7 more columns, 6 more rows"
+    assert ShownTensor("x", "x", "N D", torch.rand(2, 8)).excerpt().left_out == ""  # few columns are all printed
     square = ShownTensor("p", "p", "H T S", torch.rand(2, 12, 12), list("abcdefghijkl"), list("abcdefghijkl"), 1, 11)
     assert square.excerpt().columns == tuple("abcdefgl")
     assert square.excerpt().values[7][7] == float(square.value[1, 11, 11])
@@ -354,7 +355,15 @@ def test_what_is_left_out_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "said"), [(1.0, "1"), (0.12345, "0.1235"), (-1e-5, "-1.00e-05"), (float("-inf"), "-∞"), (12345.6, "1.23e+04")]
+    ("x", "said"),
+    [
+        (1.0, "1"),
+        (0.12345, "0.1235"),
+        (-1e-5, "-1.00e-05"),
+        (float("-inf"), "-∞"),
+        (12345.6, "1.23e+04"),
+        (2_415_919_104, "2415919104"),
+    ],
 )
 def test_numbers(x: float, said: str) -> None:
     assert number(x) == said

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
+from cli_models import Captured, said
 from test_explain import FAMILIES, IDS, reference
-from triptych.explain import explain, worked
+from triptych.explain import EXAMPLES, explain, worked
 from triptych.explain.examples_by_hand import attention_steps, matrices
 
 
@@ -76,3 +77,25 @@ def test_a_few_numbers_do_not_decide_the_premise() -> None:
     """One number a token: three queries of mean 1 may come from anything."""
     (text,) = (step.meaning for step in worked("L2.1").steps if step.title == "No scale")
     assert text.endswith(": so few numbers cannot decide whether the premise holds.")
+
+
+def test_the_attention_of_sat_shows_every_score_with_a_word(capsys: Captured) -> None:
+    screen = said(["explain", "--example", "L1.sat"], capsys)[0]
+    assert re.findall(r"The +cat +sat +on +mats\n +0.0186 +0.5561 +0.0374 +0.0152 +0.3728", screen)
+    assert "0.8000    4.2000    1.5000    0.6000    3.8000" in screen
+    assert "more column" not in screen
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_example_compares_a_symbol_with_itself(name: str) -> None:
+    """A student can say what each step is: its formula has two sides, and figures from elsewhere are called so."""
+    for step in worked(name).steps:
+        assert not re.search(r"\b(\w+) = \1\b", step.formula), step.formula
+        if step.part == "Reference figures":
+            assert "computed without this program" in step.meaning
+
+
+def test_the_lecture_s_figures_are_those_that_it_prints() -> None:
+    """L0 2.9 prints 576 MB and nothing of ungrouped heads."""
+    (printed,) = (step for step in worked("L0.2.9").steps if step.part == "The lecture's figures")
+    assert [one.value.tolist() for one in printed.makes] == [[[576.0]]]

@@ -23,7 +23,6 @@ from .expressions import AppliedOp, equation
 from .stack_run import StackRun
 from .steps import PrintedTensors, ShownTensor, WalkStep
 
-
 FEW = 30  # entries of which the mean and the variance say too little
 
 

@@ -165,10 +165,12 @@ def _cache() -> Example:
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
     why = "Grouping keeps a quarter of what a key and value for every head would take."
-    lecture = torch.tensor([[603_979_776, 2_415_919_104]])
-    expected = printed_step("bytes", lecture, "576 MiB, and four times that.")
     step = WalkStep("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more)
-    return [step, expected], f"{counted[0]:,} bytes, 576 MiB"
+    mebibytes = ShownTensor("MiB", "MiB", "groups ·", shown.value.T / 2**20, shown.columns)
+    divided = WalkStep("Bytes", "In MiB", "MiB = bytes / 2²⁰", "", [mebibytes], lambda g: g["bytes"].T / 2**20)
+    lecture = "The lecture prints the cache of 8 groups, as 576 MB: they are of 2²⁰ bytes each."
+    expected = printed_step("MiB", torch.tensor([[576.0]]), lecture, [0])
+    return [step, divided, expected], f"{counted[0]:,} bytes, 576 MiB"
 
 
 def _quadratic() -> Example:

@@ -23,7 +23,7 @@ Example = tuple[list[WalkStep], str]
 
 AXES = {
     "X": "N D", "W_Q": "K D", "W_K": "K D", "W_V": "V D", "Q": "T K", "K": "S K", "V": "S V", "s": "T S", "p": "T S",
-    "z": "T V", "H": "·", "bytes": "· ·",
+    "z": "T V", "H": "·", "MiB": "· ·",
 }  # fmt: skip
 
 
@@ -51,14 +51,18 @@ def printed_step(
     the lecture's own, or for a `part` of REFERENCE those that the lecture does not print.  `of` is the name of the
     tensor, where it is not the usual one."""
     by, of = "in the lecture" if part == LECTURE else "for reference", of or {"p": "pattern"}.get(symbol, symbol)
-    title = "As printed" if part == LECTURE else "Computed independently"
+    if part == LECTURE:
+        title, formula = "As printed", f"{symbol} above = {symbol} in the lecture"
+    else:
+        title, formula = "Compared with figures from elsewhere", f"{symbol} above = these figures"
+        meaning += f" These figures were computed without this program; the step fails where {symbol} above differs."
     shown = ShownTensor(f"{of} {by}", symbol, AXES[symbol], values, [str(i) for i in rows])
     index = torch.tensor(list(rows) or list(range(len(values))))
 
     def again(g: PrintedTensors) -> Tensor:
         return g[of][index] if decimals is None else g[of][index].round(decimals=decimals)
 
-    return WalkStep(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], again)
+    return WalkStep(part, title, formula, meaning, [shown], again)
 
 
 def attention_steps(
@@ -130,22 +134,32 @@ def drawn_by_numpy() -> Example:
     return steps, "the reference weights and outputs, with and without the mask"
 
 
-def _softmax(scores: str, figures: str, why: str) -> Example:
-    (s,) = matrices(s=scores)
-    p = ShownTensor("pattern", "p", "T S", s.value.softmax(-1))
+def _softmax(scores: str, figures: str, given: str, why: str, labels: Sequence[str] = ()) -> Example:
+    (s,) = (replace(one, columns=labels) for one in matrices(s=scores))
+    p = ShownTensor("pattern", "p", "T S", s.value.softmax(-1), columns=labels)
     step = WalkStep("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: reference_ops.softmax(g["s"]))
-    expected = printed_step("p", matrix(figures), "To the digits shown.", part=REFERENCE)
-    return [inputs_step("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
+    expected = printed_step("p", matrix(figures), "The same weights.", part=REFERENCE)
+    (shown,) = expected.makes
+    expected = replace(expected, makes=[replace(shown, columns=labels)])
+    return [inputs_step(given, s), step, expected], ", ".join(map(number, p.value[0].tolist()))
 
 
 def attention_of_sat() -> Example:
+    """The scores and weights of L1's slide; the lecture's five words are not quoted here."""
     figures = "0.018559 0.556105 0.037373 0.015195 0.372768"
-    return _softmax("0.8 4.2 1.5 0.6 3.8", figures, "Two high scores share most of it; none is ever quite 0.")
+    given = (
+        "The query of “sat” has five scores, one for each word of a sentence; the words here are an example with a "
+        "subject and a place where the scores are high."
+    )
+    why = "“cat” (4.2) and “mats” (3.8) share 93% of the weight: who sat, and where. The others keep a little."
+    words = ["The", "cat", "sat", "on", "mats"]
+    return _softmax("0.8 4.2 1.5 0.6 3.8", figures, given, why, words)
 
 
 def clear_winner() -> Example:
     figures = "0.012128 9.1e-7 0.987866 4.5e-6"
-    return _softmax("8.3 -1.2 12.7 0.4", figures, "A lead of 4.4 is a factor of e^4.4, about 81.")
+    why = "A lead of 4.4 is a factor of e^4.4, about 81."
+    return _softmax("8.3 -1.2 12.7 0.4", figures, "One row of scores, with four keys.", why)
 
 
 def equal_scores() -> Example:

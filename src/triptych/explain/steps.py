@@ -65,12 +65,14 @@ class ShownTensor:
     def excerpt(self, columns: int = SQUARE) -> Excerpt:
         """A few rows - the followed one among them - and at most so many columns of the printed matrix.
 
-        One whose columns have names is read cell by cell, so more of it is printed.
+        One whose columns have names is read cell by cell, so more of it is printed; columns that are few enough are
+        printed in any case.
         """
-        rows, columns = (SQUARE, columns) if self.columns else (ROWS, min(columns, COLUMNS))
         matrix = self.value[self.head] if self.value.dim() == 3 else self.value
         matrix = matrix[None] if matrix.dim() < 2 else matrix
         high, wide = matrix.shape
+        rows = SQUARE if self.columns else ROWS
+        columns = columns if self.columns or wide <= columns else min(columns, COLUMNS)
         last = self.focus if len(self.columns) == high else wide - 1  # dimensions have no last one to follow
         down = _printed_indices(high, rows, self.focus)
         across = _printed_indices(wide, columns, last if self.columns else None)
@@ -190,7 +192,7 @@ def number(x: float) -> str:
     """A number as a step prints it, to four decimals or in three figures."""
     if math.isinf(x):
         return "-∞" if x < 0 else "∞"
-    if x == int(x) and abs(x) < 1e9:
+    if x == int(x) and abs(x) < 1e13:
         return f"{x:.0f}"
     return f"{x:.4f}" if 1e-3 <= abs(x) < 1e4 else f"{x:.2e}"
 
