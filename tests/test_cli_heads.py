@@ -1,6 +1,7 @@
 """`triptych heads` as a user types it, and its page in a browser."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 import planted_heads as planted
 from browser import CHROMIUM, Browser
 from cli_models import Captured, checkpoint, refused, said
+from triptych.cli.heads import _show_link
 from triptych.model import load
 from triptych.page import AttentionMap, AttentionSection, render
+from triptych.probe.links import LinkScore, LinkTable
 
 BANK = ["--text", "She sat by the river bank"]
 
@@ -51,6 +54,15 @@ def test_a_link_of_words_of_several_tokens(capsys: Captured) -> None:
     assert [len(places) for places in document["places"]] == [4, 5]  # a token a letter
     assert len(document["heads"]) == 3 * 6
     assert "0 of 18 heads" in run(["--link", "bank:river", *BANK], capsys)[0]
+
+
+def test_a_threshold_that_no_weight_can_reach_is_said(capsys: Captured) -> None:
+    row = LinkScore("decoder", 4, 2, weight=0.93, null=0.36, threshold=1.25, z=2.3, p=0.36)
+    table = LinkTable("bank", "river", ("river", "bank"), ((1,), (0,)), (row,), 1.8, (0.1, 0.2), "nats", 120)
+    for thresholds, said_so in (((1.25, 0.99), True), ((0.99, 0.5), False)):
+        rows = tuple(replace(row, threshold=threshold) for threshold in thresholds)
+        _show_link(replace(table, rows=rows))
+        assert ("1 threshold above 1, which no weight can reach" in capsys.readouterr().out) is said_so
 
 
 @pytest.mark.parametrize(

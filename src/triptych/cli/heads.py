@@ -132,5 +132,10 @@ def _show_link(table: LinkTable) -> None:
         lines.append((row.name, *scores, *effects, "linked" if row.above else ""))
     title = f"from {table.query} to {table.key}: {len(table.above)} of {len(table.rows)} heads"
     screen.show_rows(("head", *numbers, ""), lines, title, right=numbers)
+    if unreachable := sum(row.threshold > 1 for row in table.rows[:RANKED]):
+        screen.console().print(
+            f"{counted(unreachable, 'threshold')} above 1, which no weight can reach: other words in these places vary "
+            "too much there for one pair to stand out among all heads"
+        )
     best = "in the best of them" if table.above else "in the first four"
     screen.console().print(f"without the link {best}: {table.effect:.3f} {table.unit}; {_beside(table.random)}")
