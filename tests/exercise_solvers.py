@@ -177,7 +177,7 @@ def l2_2(text: str, asks: Sequence[str]) -> list[Solved]:
     each = width // heads
     return [
         Solved(each),
-        *([Solved((each, width), [heads])] * any("W_Q" in ask for ask in asks)),
+        Solved((width, each)),
         Solved((heads, tokens, tokens)),
         Solved((tokens, width), [heads, each]),
     ]

@@ -106,6 +106,34 @@ def atomic_write(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_files(path: str | Path, files: Mapping[str, bytes], own: str, mark: bytes) -> None:
+    """Replace what an earlier call wrote to the directory `path` by `files`, in one step; other files there stay.
+
+    Files of an earlier call are those whose names match `own` and that contain `mark`.  Raises InputError for a file,
+    for the working directory, and where a name that matches `own` belongs to another file.
+    """
+    where = target_of(path)
+    if where.exists() and not where.is_dir():
+        raise InputError(f"{path} is a file; name a new directory for these {len(files)} files")
+    with suppress(OSError):  # the working directory was deleted
+        if Path.cwd().is_relative_to(where):
+            raise InputError(f"{where} holds the working directory, which would be replaced; name one below it")
+    for name in sorted(os.listdir(where)) if where.is_dir() else ():
+        if re.fullmatch(own, name) and not ((where / name).is_file() and mark in (where / name).read_bytes()):
+            raise InputError(
+                f"{where / name} is not a file of an earlier run, and would be replaced; name another directory"
+            )
+    recover(where)
+    with _temporary_directory_near(where) as temporary:
+        for name, content in files.items():
+            with _synced(temporary / name) as file:
+                file.write(content)
+        if where.exists():
+            _link_other_files(where, temporary, own)
+        sync_directory(temporary)
+        put_in_place(temporary, where)
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that becomes `path` when the block ends without an error; until then the old one is untouched."""

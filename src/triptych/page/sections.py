@@ -253,11 +253,11 @@ class PlaygroundSection(Section):
 
 @dataclass(frozen=True)
 class QuestionItem:
-    """A question and, behind a fold, its answer and how it is worked out."""
+    """A question and, behind a fold, its answer and how it is worked out; without an answer, room to write one."""
 
     text: str
-    answer: str
-    solution: str
+    answer: str = ""
+    solution: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from typer import BadParameter, Exit
+from typer import BadParameter, Exit, Option
 
 from triptych.cli import options, screen
 from triptych.errors import counted
@@ -13,7 +14,7 @@ from triptych.errors import counted
 if TYPE_CHECKING:
     from triptych_lectures.exercises import Exercise
 
-ALL = "all"
+LARGEST = 1000  # sheets of a class
 
 
 @options.command
@@ -24,27 +25,37 @@ def exercise(
     answer: list[str] | None = None,
     solutions: bool = False,
     save: Path | None = None,
+    class_: Annotated[int | None, Option(min=1, max=LARGEST)] = None,
+    out: options.NamedPath | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Exercises of the lectures with other numbers; with --answer, exit 1 if one is wrong.
 
-    [NAME]...: Exercises, as in L4.7 L5.1, or all; without one, list them.
+    [NAME]...: Exercises, as in L4.7 L2.1, lectures, as in L4, or all; without one, list them.
     --seed N: Seed of the numbers in the exercises.
     --answer TEXT: Check an answer; once for each question, in order.
     --solutions: Show the answers and how to work them out.
     --save FILE: Write a page to read or print, answers folded.
+    --class N: Write N different sheets to print, their solutions apart, and a table of all answers.
+    --out DIR: With --class: the directory; runs/class by default.
     """
+    if class_ is not None:
+        _class(names or [], class_, seed, out, as_json, {"--answer": answer, "--solutions": solutions, "--save": save})
+        return
+    if out is not None:
+        raise BadParameter("--out is for --class; use --save FILE for one page")
     if not names:
         _list(as_json)
         return
-    if answer and (len(names) > 1 or ALL in names):
-        raise BadParameter(f"--answer is for one exercise, not for several or {ALL}; give one NAME")
+    from triptych_lectures import exercises as lectures
+
+    names = lectures.of_lectures(names)
+    if answer and len(names) > 1:
+        raise BadParameter("--answer is for one exercise, not for several; give one NAME")
     if answer and (save is not None or solutions):
         raise BadParameter(f"--answer checks answers; leave {'--save' if save is not None else '--solutions'} out")
     screen.check_suffix(save)
-    from triptych_lectures import exercises as lectures
-
-    drawn = [lectures.variant(name, seed) for name in (lectures.NAMES if ALL in names else names)]
+    drawn = [lectures.variant(name, seed) for name in names]
     if answer:
         _check(drawn[0], answer, as_json)
         return
@@ -62,6 +73,26 @@ def exercise(
             _show(one, solutions)
 
 
+def _class(
+    names: list[str], count: int, seed: int, out: Path | None, as_json: bool, others: Mapping[str, object]
+) -> None:
+    """Write the sheets of a class into a directory."""
+    for option, value in others.items():
+        if value:
+            raise BadParameter(f"--class writes sheets and their solutions; leave {option} out")
+    from triptych.checkpoints.save import write_files
+    from triptych_lectures.exercises.sheet import OWN, class_files
+
+    folder = out or Path("runs/class")
+    files = class_files(names, count, seed)
+    write_files(folder, files, OWN, b"triptych exercise")
+    if as_json:
+        screen.result({"folder": str(folder), "files": sorted(files)})
+        return
+    rows = [("folder", str(folder)), ("sheets", f"{count:,}, from sheet-{1:0{max(2, len(str(count)))}}.html on")]
+    screen.show(screen.facts([*rows, ("solutions", "solutions-*.html"), ("answers", "answers.csv")]))
+
+
 def _list(as_json: bool) -> None:
     from triptych_lectures.exercises import NAMES
 
@@ -69,7 +100,8 @@ def _list(as_json: bool) -> None:
         screen.result([{"name": name, "title": title} for name, title in NAMES.items()])
         return
     screen.show_rows(("exercise", "about"), NAMES.items())
-    screen.note("one of them: triptych exercise L4.7 --seed 3; a sheet: triptych exercise all --save sheet.html")
+    screen.note("one of them: triptych exercise L4.7 --seed 3; a sheet: triptych exercise L0 --save sheet.html")
+    screen.note("for a class: triptych exercise L0 --class 30 --out sheets")
 
 
 def _show(one: Exercise, solutions: bool) -> None:

@@ -16,6 +16,20 @@ from .exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
 _FILES = (fundamentals, textbook, textbook_code)
 NAMES = {name: MAKERS[name][0] for name in sorted(MAKERS, key=lambda name: (name[:2], int(name[3:])))}
 """The exercises and their titles, in the order of the lectures."""
+LECTURES = {
+    "L0": tuple(name for name in NAMES if name.startswith("L0.")),
+    "L1": ("L4.2", "L4.3", "L4.5", "L4.6", "L4.10", "L4.15"),
+    "L2": tuple(name for name in NAMES if name.startswith("L2.")),
+    "L3": ("L4.13", "L4.14"),
+    "L4": tuple(name for name in NAMES if name.startswith("L4.")),
+}
+"""The exercises of each lecture; L1 and L3 have none of their own, and these are those of the path to them."""
+
+
+def of_lectures(names: Sequence[str]) -> list[str]:
+    """The names of exercises, each once, for names of exercises, of lectures (`L2`) and `all`."""
+    groups = {name.lower(): own for name, own in LECTURES.items()} | {"all": tuple(NAMES)}
+    return list(dict.fromkeys(one for name in names for one in groups.get(name.lower(), (name,))))
 
 
 @checked
@@ -45,4 +59,4 @@ def check(exercise: Exercise, answers: Sequence[str]) -> list[bool]:
     return [question.is_right(answer) for question, answer in zip(exercise.questions, answers, strict=False)]
 
 
-__all__ = ["NAMES", "Answer", "Exercise", "ExerciseQuestion", "check", "variant"]
+__all__ = ["LECTURES", "NAMES", "Answer", "Exercise", "ExerciseQuestion", "check", "of_lectures", "variant"]

@@ -303,6 +303,12 @@ def shapes_of_heads(random: Random) -> Draft:
     return f"A layer has width D = {model:,} and {heads} heads that share it evenly. It reads {tokens} tokens.", [
         ("How wide is each head?", width, f"D / H = {model:,} / {heads} = {width}."),
         (
+            "What is the shape of W_Q of one head, inputs before outputs, where a token is a row x and q = x W_Q?",
+            (model, width),
+            f"From {model:,} numbers to {width}; W_K and W_V of a head have the same shape, and those of all {heads} "
+            f"heads side by side {model:,} by {model:,}.",
+        ),
+        (
             "What is the shape of all heads' scores, as heads, queries, keys?",
             (heads, tokens, tokens),
             f"Each of the {heads} heads compares {tokens} queries with {tokens} keys.",

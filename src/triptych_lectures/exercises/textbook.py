@@ -135,7 +135,7 @@ def best_match_and_content(random: Random) -> Draft:
 
 @exercise("L4.5", "The causal mask, with padding")
 def mask_of_a_row(random: Random) -> Draft:
-    tokens, padding = pick(random, 4, 5, 6), pick(random, 1, 2)
+    tokens, padding = pick(random, 5, 6, 7, 8), pick(random, 1, 2, 3)
     words = tokens - padding
     asked = int(random.integers(1, words + 1))
     verb = "is" if padding == 1 else "are"
@@ -163,7 +163,7 @@ def mask_of_a_row(random: Random) -> Draft:
 
 @exercise("L4.6", "Shapes of scores")
 def score_shapes(random: Random) -> Draft:
-    tokens, source, heads = pick(random, 7, 10, 12), pick(random, 15, 18, 21), pick(random, 4, 6, 8)
+    tokens, source, heads = pick(random, 7, 9, 10, 12), pick(random, 14, 15, 18, 21), pick(random, 4, 6, 8, 12)
     return f"A decoder reads {tokens} tokens, its encoder {source}; attention has {heads} heads.", [
         (
             "What is the shape of the scores of self-attention in the decoder, as heads, queries, keys?",
@@ -181,7 +181,7 @@ def score_shapes(random: Random) -> Draft:
 
 @exercise("L4.7", "H heads and one")
 def heads_and_one(random: Random) -> Draft:
-    heads, width, tokens = pick(random, 4, 8, 16), 64 * pick(random, 4, 8, 12), pick(random, 10, 20, 50)
+    heads, width, tokens = pick(random, 4, 8, 16), 64 * pick(random, 4, 8, 12, 16), pick(random, 10, 20, 30, 50)
     statement = (
         f"Attention of width D = {width} over {tokens} tokens, with {heads} heads of width D/H or one of width D."
     )
@@ -230,7 +230,7 @@ def induction(random: Random) -> Draft:
 @exercise("L4.9", "FLOPs over the length")
 def flops_over_length(random: Random) -> Draft:
     short = pick(random, 512, 1024, 2048)
-    times, window = pick(random, 4, 8, 16, 32), pick(random, 128, 256)
+    times, window = pick(random, 4, 8, 16, 32), pick(random, 64, 96, 128, 192, 256, 384)
     long = short * times
     return f"Attention over {short:,} tokens, and over {long:,}.", [
         (
@@ -249,7 +249,7 @@ def flops_over_length(random: Random) -> Draft:
 
 @exercise("L4.10", "Encoder and decoder")
 def one_line_apart(random: Random) -> Draft:
-    tokens = pick(random, 8, 12, 20, 30)
+    tokens = int(random.integers(6, 60))
     return f"The same attention layer reads {tokens} tokens once as an encoder and once as a decoder.", [
         ("How many pairs of tokens does the encoder's mask allow?", tokens**2, f"All {tokens}²."),
         (

@@ -92,7 +92,7 @@ def _distinct(vectors: Tensor) -> int:
 
 @exercise("L4.13", "A causal map")
 def causal_map(random: Random) -> Draft:
-    tokens = pick(random, 6, 8, 10)
+    tokens = int(random.integers(5, 13))
     asked = int(random.integers(2, tokens + 1))
     pattern = attention_pattern(tensor(np.zeros((tokens, 2))), tensor(np.zeros((tokens, 2))), mask=causal())
     return f"{tokens} tokens whose scores are all equal, under a causal mask.", [
@@ -112,7 +112,7 @@ def causal_map(random: Random) -> Draft:
 
 @exercise("L4.14", "Shapes through a layer")
 def shapes_through(random: Random) -> Draft:
-    heads, each, tokens = pick(random, 4, 8, 12), pick(random, 32, 64), pick(random, 10, 16, 24)
+    heads, each, tokens = pick(random, 4, 8, 12, 16), pick(random, 32, 64, 80, 128), pick(random, 10, 16, 24)
     width = heads * each
     return f"D = {width}, {heads} heads, T = {tokens}; the batch is left out.", [
         ("What is the shape of q before it is split?", (tokens, width), "x W_Qᵀ: [T, D]."),
@@ -243,7 +243,7 @@ def cache_bytes(random: Random) -> Draft:
 
 @exercise("L4.19", "Time over the length")
 def time_over_length(random: Random) -> Draft:
-    linear, square = pick(random, 1, 2, 3), pick(random, 0.5, 1.0, 2.0)
+    linear, square = pick(random, 1, 2, 3, 4, 5, 6, 8), pick(random, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
     times = [linear * n + square * n**2 for n in (1, 2, 8)]
     statement = (
         f"A forward takes {number(times[0])} ms for 256 tokens and {number(times[1])} ms for 512. Its time is a·n + "
