@@ -125,7 +125,10 @@ def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: Captured) -> 
         assert text in out
     assert "\x1b" not in out
     assert "counting" in err
-    assert sorted(p.name for p in Path("pictures").iterdir()) == ["of-squares-2.png", "of-squares.png"]
+    plots = sorted(p.name for p in Path("pictures").iterdir())
+    assert plots == ["of-squares-2.png", "of-squares-2.svg", "of-squares.png", "of-squares.svg"]
+    for plot in Path("pictures").glob("*.svg"):
+        assert f">triptych lab of-squares {' '.join(given)}<" in plot.read_text("utf-8")
     page = Reader(Path("new/page.html").read_text(encoding="utf-8"))
     assert [one["kind"] for one in page.sections()] == [
         "verdict", "table", "facts", "curve", "attention", "samples", "prose"
@@ -165,7 +168,8 @@ def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: Captu
     assert out.splitlines()[-1].endswith("failed: hopeless, worse")
     assert "the text is empty" in out
     assert "squares: counting" in err
-    assert sorted(p.name for p in Path("runs/labs").iterdir()) == ["squares-2.png", "squares.png"]
+    plots = sorted(p.name for p in Path("runs/labs").iterdir())
+    assert plots == ["squares-2.png", "squares-2.svg", "squares.png", "squares.svg"]
     page = Reader(Path("labs.html").read_text(encoding="utf-8"))
     sections = page.sections()
     assert [(one["title"], one["passed"]) for one in sections] == [

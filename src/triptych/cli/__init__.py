@@ -5,12 +5,16 @@ Nothing here imports torch, rich or the library before a command runs, so that h
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 from .failure import guarded
 
+COMMAND: ContextVar[str] = ContextVar("command", default="")
+"""The command line that runs, as it was typed: what a picture says of how it was made."""
 NARROW = 72  # columns; in a narrower terminal the boxes of the help cut off names of options
 
 
@@ -21,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
 
     arguments = list(sys.argv[1:] if argv is None else argv)
+
+    COMMAND.set(shlex.join(["triptych", *arguments]))
 
     def run() -> object:
         from .app import app

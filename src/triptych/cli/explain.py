@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import options, screen
+from . import COMMAND, options, screen
 from .options import argument
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from triptych.explain import ShownTensor, Walk, WalkStep
 
+PICTURE = (*screen.PAGE, ".svg")
+SHADES = " ░▒▓█"  # of a weight: each stands for a fifth
 INDENT, CELL, LABEL = 4, 10, 14  # columns on the screen
 BRIEF = 4  # numbers shown of a parameter
 
@@ -43,7 +45,7 @@ def explain(
     --row I: The token to follow; by default the one that determines the output.
     --cache: Explain one decoding step with the KV cache: what is computed and what is reused.
     --example NAME: A worked example of the lectures, for example L2.1.
-    --save FILE: Write the steps to an offline .html page.
+    --save FILE: Write the steps to an offline .html page, or the attention maps to an .svg picture.
     --playground FILE: Write an .html page where Q, K and V are edited by hand.
     """
     if playground is not None:
@@ -54,7 +56,7 @@ def explain(
         screen.check_suffix(playground, option="--playground")
         screen.write_page(playground, page())
         return
-    screen.check_suffix(save)
+    screen.check_suffix(save, PICTURE)
     if example is not None and (model is not None or cache):
         raise typer.BadParameter("--example has its own numbers; omit MODEL, TEXT and --cache")
     if cache and row is not None:
@@ -82,7 +84,12 @@ def explain(
 
 def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:
     """Show the steps on the screen, as JSON or as a page; exit 1 if the recomputation of a step disagrees."""
-    if save is not None:
+    if save is not None and save.suffix.lower() == ".svg":
+        from triptych.explain.page import maps
+        from triptych.page.drawing import svg
+
+        screen.write_page(save, svg(maps(walk), walk.title, COMMAND.get()))
+    elif save is not None:
         from triptych.explain.page import sections
         from triptych.page import render
 
@@ -153,13 +160,19 @@ def _matrix(out: Console, tensor: ShownTensor) -> list[RenderableType]:
     table.add_column(width=label, no_wrap=True, overflow="ellipsis", style="dim")
     for name in part.columns:
         table.add_column(Text(_short(name, CELL - 2)), justify="right", min_width=CELL - 2, header_style="dim")
+    pattern = tensor.name.endswith("pattern")
     for i, (name, row) in enumerate(zip(part.rows, part.values, strict=True)):
         if i == part.gap:
             table.add_row("⋮")
-        cells = [number(x) for x in row]
+        cells = [f"{_shade(x)} {number(x)}" if pattern else number(x) for x in row]
         table.add_row(_short(name, label), *cells, style="bold" if i == part.focus else "")
     head = Text.assemble(name_of(tensor), " ", (tensor.shape, "dim"), ("   " + part.left_out, "dim"))
     return [head, table]
+
+
+def _shade(weight: float) -> str:
+    """A weight as a cell of a map."""
+    return SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))]
 
 
 def _short(name: str, width: int) -> str:

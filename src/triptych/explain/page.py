@@ -1,7 +1,11 @@
 """Offline pages: the steps of a forward, and attention of matrices that the reader edits, without a model."""
 
+import re
+
 from triptych.attention import attention_pattern
-from triptych.page import Facts, Grid, PlaygroundSection, Prose, Section, StepsSection, Unfolding, render
+from triptych.errors import InputError
+from triptych.page import AttentionMap, Facts, Grid, PlaygroundSection, Prose, Section, StepsSection, Unfolding, render
+from triptych.page.attention_maps import StackName
 from .examples import worked
 from .steps import ShownTensor, Walk, name_of, number
 
@@ -14,6 +18,28 @@ queries are at the last positions, and a query sees the keys up to its own posit
 
 The additive score of Bahdanau et al. (2015) is computed from the same vectors: w · tanh(W_q q + W_k k). It is not \
 divided by √d. It begins with the identity for both matrices and ones for w; these can be changed as well."""
+
+
+def maps(walk: Walk) -> list[AttentionMap]:
+    """The attention map of the head that each softmax of a walk shows.  Raises InputError where it has none."""
+    drawn = []
+    for step in walk.steps:
+        for shown in step.makes:
+            if not shown.name.endswith("pattern"):
+                continue
+            weights = (shown.value if shown.value.dim() == 3 else shown.value[None])[[shown.head]].float().numpy()
+            queries, keys = (list(names) for names in (shown.labels, shown.columns))
+            queries, keys = (
+                names or list(map(str, range(count)))
+                for names, count in zip((queries, keys), weights.shape[1:], strict=True)
+            )
+            block = re.search(r"blocks\.(\d+)\.", shown.name)
+            crossed = "cross" in shown.name or (block is None and len(queries) != len(keys))
+            stack: StackName = "cross" if crossed else "encoder" if "encoder" in shown.name else "decoder"
+            drawn.append(AttentionMap(stack, int(block[1]) if block else 0, queries, keys, weights, [shown.head]))
+    if not drawn:
+        raise InputError(f"{walk.title} has no attention map to draw; save an .html page instead")
+    return drawn
 
 
 def sections(walk: Walk) -> list[Section]:

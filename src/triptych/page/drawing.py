@@ -19,14 +19,15 @@ LETTERS = 24  # of a token
 FONT = 'font-family="ui-monospace, Menlo, Consolas, monospace"'
 
 
-def svg(maps: Sequence[AnyMap], title: str) -> str:
-    """One SVG document: the head with its tokens where there is one, else all heads in root scale."""
+def svg(maps: Sequence[AnyMap], title: str, command: str = "") -> str:
+    """One SVG document: the head with its tokens where there is one, else all heads in root scale.  `command` is what
+    made it, which the picture says."""
     if len(maps) == 1 and len(maps[0].head_names) == 1 and max(len(maps[0].queries), len(maps[0].keys)) <= NAMED:
-        return _enlarged(maps[0], title)
-    return _many(maps, title)
+        return _enlarged(maps[0], title, command)
+    return _many(maps, title, command)
 
 
-def _enlarged(layer_map: AnyMap, title: str) -> str:
+def _enlarged(layer_map: AnyMap, title: str, command: str) -> str:
     weights = _weights(layer_map, 0)
     queries, keys = ([shortened(token) for token in tokens] for tokens in (layer_map.queries, layer_map.keys))
     left, top = (8 * max(map(len, tokens)) + 40 for tokens in (queries, keys))
@@ -41,10 +42,10 @@ def _enlarged(layer_map: AnyMap, title: str) -> str:
         parts.append(f'<text transform="{at}">{escaped(token)}</text>')
     parts.append(f'<text x="{left}" y="{top + down + 24}">0 to {float(weights.max()):.3f}</text>')
     where = f"{layer_map.stack} layer {layer_map.layer}, head {layer_map.head_names[0]}"
-    return document(max(left + across + 24, 420), top + down + 40, f"{title}: {where}", parts)
+    return document(max(left + across + 24, 420), top + down + 40, f"{title}: {where}", parts, command)
 
 
-def _many(maps: Sequence[AnyMap], title: str) -> str:
+def _many(maps: Sequence[AnyMap], title: str, command: str) -> str:
     parts = []
     step = SMALL + 8
     for row, layer_map in enumerate(maps):
@@ -56,7 +57,7 @@ def _many(maps: Sequence[AnyMap], title: str) -> str:
             parts.append(f"<g><title>{layer_map.stack} layer {layer_map.layer}, head {name}</title>")
             parts.append(_image(weights, x, y, SMALL, SMALL * len(layer_map.queries) / len(layer_map.keys)) + "</g>")
     widest = max(len(layer_map.head_names) for layer_map in maps)
-    return document(max(130 + widest * step + 16, 420), 66 + len(maps) * step + 16, title, parts)
+    return document(max(130 + widest * step + 16, 420), 66 + len(maps) * step + 16, title, parts, command)
 
 
 def _weights(layer_map: AnyMap, index: int) -> npt.NDArray[np.float32]:
@@ -99,12 +100,13 @@ def _png(weights: npt.NDArray[np.float32]) -> bytes:
     return png(np.rint(weights / max(float(weights.max()), 1e-12) * 255).astype(np.uint8), palette)
 
 
-def document(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    """An SVG document of `width` × `height` units with a title over its `parts`."""
+def document(width: float, height: float, title: str, parts: Sequence[str], command: str = "") -> str:
+    """An SVG document of `width` × `height` units with a title over its `parts`; its description is `command`."""
+    description = f"<desc>{escaped(command)}</desc>\n" if command else ""
     size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n<!-- Made by Triptych -->\n'
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{description}'
         f'<rect width="100%" height="100%" fill="#fbfaf6"/>\n<g {FONT} font-size="12" fill="#1f1e1b">\n'
         f'<text x="24" y="36" font-size="17" font-family="sans-serif">{escaped(title)}</text>\n'
         + "\n".join(parts)

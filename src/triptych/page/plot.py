@@ -1,4 +1,4 @@
-"""Curves and attention maps as PNG files (extra `plot`)."""
+"""Curves and attention maps as PNG and SVG files (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triptych.errors import InputError
@@ -46,10 +47,27 @@ def png(path: str | os.PathLike[str], section: Curve | AttentionSection) -> None
             _draw_maps(figure, section)
 
 
+def svg(path: str | os.PathLike[str], section: Curve | AttentionSection, command: str) -> None:
+    """Draw a curve, or the heads of an attention section, as an SVG that names the command that made it.
+
+    The same numbers and command give the same bytes.  Raises InputError where a curve needs matplotlib and it is not
+    installed.
+    """
+    if isinstance(section, AttentionSection):
+        from .drawing import svg as attention  # which has its colours from here
+
+        Path(path).write_text(attention(section.maps, section.title, command), "utf-8")
+        return
+    with drawn(path, command) as figure:
+        _draw_curve(figure.add_subplot(), section)
+
+
 @contextmanager
-def drawn(path: str | os.PathLike[str]) -> Iterator[Figure]:
-    """An empty figure, which is saved as a PNG.  Raises InputError where matplotlib is not installed."""
+def drawn(path: str | os.PathLike[str], command: str = "") -> Iterator[Figure]:
+    """An empty figure, which is saved as a PNG, or as an SVG by the ending of `path`.  Raises InputError where
+    matplotlib is not installed."""
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -60,7 +78,12 @@ def drawn(path: str | os.PathLike[str]) -> Iterator[Figure]:
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     yield figure
-    figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
+    if Path(path).suffix != ".svg":
+        figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
+        return
+    about = {"Creator": "Triptych, matplotlib", "Date": None, "Description": command}
+    with rc_context({"svg.hashsalt": "triptych", "svg.fonttype": "none"}):  # ids that are not random, letters as text
+        figure.savefig(path, format="svg", metadata=about)
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:

@@ -52,12 +52,10 @@ def class_files(names: Sequence[str], count: int, seed: int = 0) -> dict[str, by
     rows: Rows = [("sheet", "seed", "exercise", "number", "question", "answer", "made by")]
     for number, one in enumerate(drawn, 1):
         command = f"triptych exercise {shlex.join([*names, '--class', '1', '--seed', str(one[0].seed)])}"
-        about = Facts("Sheet", [("Seed", str(one[0].seed)), ("Made by", command)])
-        name = Facts("Name", [("Name", "_" * 40), ("Date", "_" * 16)])
+        made = [("Seed", str(one[0].seed)), ("Made by", command)]
+        about, to_fill = (Facts("Sheet", rows) for rows in (made, [("Name", "_" * 40), ("Date", "_" * 16), *made]))
         pages = {
-            "sheet": _page(
-                [name, *(_section(each, answers=False) for each in one), about], f"Seed {one[0].seed}", title
-            ),
+            "sheet": _page([to_fill, *(_section(each, answers=False) for each in one)], f"Seed {one[0].seed}", title),
             "solutions": _page(
                 [*(_section(each, opened=True) for each in one), about], f"Solutions, seed {one[0].seed}"
             ),
