@@ -4,11 +4,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
-from cli_models import Captured, said
-from test_explain import FAMILIES, IDS, reference
-from triptych.explain import EXAMPLES, explain, worked
+from cli_models import Captured, checkpoint, said
+from test_explain import FAMILIES, IDS, changed, reference
+from triptych.errors import InputError
+from triptych.explain import EXAMPLES, TOLERANCE, Walk, WalkStep, explain, explain_pair, explain_probability, worked
 from triptych.explain.examples_by_hand import attention_steps, matrices
+from triptych.model import load
+from triptych.probe.role_texts import words_of
 
 
 def spreads(text: str) -> dict[str, float]:
@@ -99,3 +103,123 @@ def test_the_lecture_s_figures_are_those_that_it_prints() -> None:
     """L0 2.9 prints 576 MB and nothing of ungrouped heads."""
     (printed,) = (step for step in worked("L0.2.9").steps if step.part == "The lecture's figures")
     assert [one.value.tolist() for one in printed.makes] == [[[576.0]]]
+
+
+# ---------------------------------------------------------------- two words, and a text's probability
+
+
+def step_of(walk: Walk, title: str) -> WalkStep:
+    (found,) = [step for step in walk.steps if step.title == title]
+    return found
+
+
+@pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
+def test_a_pair_has_both_scores_of_the_forward(layout: str) -> None:
+    """Each direction's own product, scaled score and weight, at the last token of each word."""
+    model, text = load(checkpoint(layout)), "the old mill"
+    walk = explain_pair(model, text, "mill", "old", layer=1, head=2)
+    step = step_of(walk, "Two words")
+    (pair,) = step.makes
+    places = dict(words_of(text, model.tokenizer)[1])
+    mill, old = places["mill"][-1], places["old"][-1]
+    sites = [pair.name.removesuffix("pair") + leaf for leaf in ("pattern", "scores")]
+    target = [[0]] if layout == "encoder-decoder" else None
+    weights, scores = (model.trace([text], target, read=sites)[site][0][2] for site in sites)
+    assert pair.value[:, 2].tolist() == pytest.approx([float(weights[mill, old]), float(weights[old, mill])])
+    assert layout == "encoder-decoder" or float(pair.value[0, 1]) == pytest.approx(float(scores[mill, old]))  # no bias
+    assert float(pair.value[0, 0]) != pytest.approx(float(pair.value[1, 0]), rel=1e-3)
+    assert walk.agrees
+    assert walk.outcome.startswith("mill → old: score ")
+    assert ("The mask hides “mill” from “old”" in step.meaning) is (layout == "decoder")
+
+
+def test_a_pair_that_is_off_turns_it_red() -> None:
+    walk = explain_pair(load(checkpoint("decoder")), "the old mill", "mill", "old")
+    at = walk.steps.index(step_of(walk, "Two words"))
+    assert not changed(walk, at, "makes", 0).agrees
+
+
+def test_the_probability_of_a_text_is_the_product_of_its_conditionals() -> None:
+    model = load(checkpoint("decoder"))
+    ids = model.ids(["the old mill"])[0]
+    walk = explain_probability(model, "the old mill")
+    p = step_of(walk, "Probabilities").makes[0].value
+    product = 1.0
+    for t in range(1, len(ids)):  # each from a forward of its own prefix
+        alone = model.logits([ids[:t]])[0][-1].double().softmax(-1)
+        assert float(p[t - 1, 0]) == pytest.approx(float(alone[ids[t]]), rel=1e-4)
+        product *= float(alone[ids[t]])
+    totals = step_of(walk, "Product").makes[0].value[0].tolist()
+    assert totals[0] == pytest.approx(product, rel=1e-3)
+    assert totals[1] == pytest.approx(-np.log(product))
+    assert totals[3] == pytest.approx(product ** (-1 / (len(ids) - 1)))
+    assert walk.agrees
+    assert f"{len(ids) - 1} tokens" in walk.outcome
+    for number in range(1, 4):
+        assert not changed(walk, number, "makes", 0).agrees
+
+
+def test_all_texts_of_two_tokens_share_a_probability_of_one() -> None:
+    """P is a distribution: over every second token the products after one first token add up to 1."""
+    model = load(checkpoint("decoder"))
+    texts = [explain_probability(model, [5, token]) for token in range(model.spec.vocab)]
+    assert sum(float(step_of(walk, "Product").makes[0].value[0, 0]) for walk in texts) == pytest.approx(1.0)
+
+
+def test_a_model_that_sees_the_future_has_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The predictions for a prefix alone are others where later tokens leak: the walk turns red."""
+    model = load(checkpoint("decoder"))
+    whole = model.logits
+
+    def leaking(rows: list[list[int]]) -> list[torch.Tensor]:
+        return [one + 0.01 * row[-1] for one, row in zip(whole(rows), rows, strict=True)]
+
+    monkeypatch.setattr(model, "logits", leaking)
+    walk = explain_probability(model, [3, 9, 27])
+    assert [step.title for step, e in zip(walk.steps, walk.errors, strict=True) if e > TOLERANCE] == ["Logits"]
+
+
+@pytest.mark.parametrize("layout", ["encoder", "encoder-decoder"])
+def test_other_layouts_have_no_product(layout: str) -> None:
+    with pytest.raises(InputError, match=f"this {layout} does not predict each token from those before it"):
+        explain_probability(load(checkpoint(layout)), "the old mill")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["--pair", "mill"], 2, "two words"),
+        (["--pair", "mill:old:the"], 2, "two words"),
+        (["--pair", "mill:mill"], 1, "same place"),
+        (["--pair", "mill:river"], 1, "no word 'river'"),
+        (["--pair", "mill:old", "--cache"], 2, "give one of"),
+        (["--pair", "mill:old", "--row", "1"], 2, "omit --row"),
+        (["--probability", "--layer", "1"], 2, "omit --layer"),
+        (["--probability", "--cache"], 2, "give one of"),
+    ],
+)
+def test_misuses_are_one_line(arguments: list[str], code: int, problem: str, capsys: Captured) -> None:
+    error = said(["explain", str(checkpoint("decoder")), "the old mill", *arguments], capsys, code)[1]
+    assert error.count("\n") == 1
+    assert problem in error
+
+
+def test_letters_are_said(capsys: Captured) -> None:
+    """A model of letters has no row for a word, and names a model that has; one of words says nothing."""
+    note = "the tokens of this model are letters"
+    assert note in said(["explain", str(checkpoint("decoder")), "the old mill"], capsys)[1]
+    assert note not in said(["explain", str(checkpoint("decoder")), "a b"], capsys)[1]
+    assert note not in said(["explain", str(checkpoint("encoder")), "the old mill"], capsys)[1]
+
+
+def test_two_directions_differ_and_one_map_makes_them_equal() -> None:
+    walk = worked("L0.2.7")
+    two, one = (made for step in walk.steps if step.title == "Scores" for made in step.makes)
+    assert float(two.value[0, 1]) != float(two.value[1, 0])
+    assert float(one.value[0, 1]) == float(one.value[1, 0]) != 0
+
+
+def test_keys_and_values_move_together() -> None:
+    given, both, alone = (step.makes[0].value for step in worked("L4.pairs").steps if step.part == "Output")
+    assert torch.allclose(given, both)
+    assert (given - alone).abs().max() > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from triptych.explain import ShownTensor, Walk, WalkStep
+    from triptych.model import Model
 
 PICTURE = (*screen.PAGE, ".svg")
 SHADES = " ░▒▓█"  # of a weight: each stands for a fifth
@@ -30,6 +32,8 @@ def explain(
     head: int = 0,
     row: int | None = None,
     cache: bool = False,
+    pair: str | None = None,
+    probability: bool = False,
     example: str | None = None,
     save: Path | None = None,
     playground: Path | None = None,
@@ -44,12 +48,14 @@ def explain(
     --head I: The head to show.
     --row I: The token to follow; by default the one that determines the output.
     --cache: Explain one decoding step with the KV cache: what is computed and what is reused.
+    --pair WORD:WORD: Show the score of the first word for the second beside that of the second for the first.
+    --probability: The probability of TEXT: that of each token after those before it, and their product.
     --example NAME: A worked example of the lectures, for example L2.1.
     --save FILE: Write the steps to an offline .html page, or the attention maps to an .svg picture.
     --playground FILE: Write an .html page where Q, K and V are edited by hand.
     """
     if playground is not None:
-        if model is not None or example is not None or cache or save is not None:
+        if model is not None or example is not None or cache or pair or probability or save is not None:
             raise typer.BadParameter("--playground is a page without a model; omit all but FILE")
         from triptych.explain.page import playground as page
 
@@ -57,10 +63,17 @@ def explain(
         screen.write_page(playground, page())
         return
     screen.check_suffix(save, PICTURE)
-    if example is not None and (model is not None or cache):
-        raise typer.BadParameter("--example has its own numbers; omit MODEL, TEXT and --cache")
+    if example is not None and (model is not None or cache or pair or probability):
+        raise typer.BadParameter("--example has its own numbers; omit MODEL, TEXT, --cache, --pair and --probability")
     if cache and row is not None:
         raise typer.BadParameter("--cache follows the newest token; omit --row")
+    if probability and (layer or head or row is not None):
+        raise typer.BadParameter("--probability is of the whole model; omit --layer, --head and --row")
+    if pair is not None and row is not None:
+        raise typer.BadParameter("--pair shows both words; omit --row")
+    if sum((cache, pair is not None, probability)) > 1:
+        raise typer.BadParameter("give one of --cache, --pair and --probability")
+    words = _words(pair)
     if example is not None:
         from triptych.explain import worked
 
@@ -77,9 +90,38 @@ def explain(
         ))  # fmt: skip
         if cache:
             walk = walks.explain_cache(opened, text, layer=layer, head=head)
+        elif words is not None:
+            walk = walks.explain_pair(opened, text, *words, layer=layer, head=head)
+        elif probability:
+            walk = walks.explain_probability(opened, text)
         else:
             walk = walks.explain(opened, text, layer=layer, head=head, row=row)
+        _say_letters(opened, text)
     _show(walk, save=save, as_json=as_json)
+
+
+def _words(pair: str | None) -> tuple[str, str] | None:
+    """The two words of --pair.  Raises BadParameter for anything else."""
+    if pair is None:
+        return None
+    first, colon, second = pair.partition(":")
+    if not (colon and first.strip() and second.strip()) or ":" in second:
+        raise typer.BadParameter(f"--pair {pair} must be two words, as bank:river")
+    return first.strip(), second.strip()
+
+
+def _say_letters(model: Model, text: str) -> None:
+    """A note where the tokens of a text are its letters, so that a word is not one row."""
+    from triptych.probe.prompts import name_tokens
+
+    if model.tokenizer is None or not re.search(r"\w\w", text):
+        return
+    names = name_tokens(model, model.ids([text])[0])
+    if all(len(name) <= 1 for name in names if not name.startswith(("<", "["))):
+        screen.note(
+            "the tokens of this model are letters, so that a word is several rows; a small model of words is made by: "
+            'make quickstart ARGS="--panel encoder", and explained by: triptych explain runs/quickstart-encoder TEXT'
+        )
 
 
 def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:

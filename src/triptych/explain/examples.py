@@ -199,6 +199,7 @@ def _quadratic() -> Example:
 EXAMPLES: dict[str, tuple[str, Callable[[], Example]]] = {
     "L0.2": ("a block: 8 heads, SwiGLU, RMSNorm, residuals; D 256, T 16", _swiglu_block),
     "L0.2.6": ("attention of four tokens by hand", examples_by_hand.four_tokens),
+    "L0.2.7": ("scores in two directions: book and teacher", examples_by_hand.two_directions),
     "L0.3": ("every path of attend beside PyTorch's flash kernel", _beside_pytorch),
     "L0.softmax": ("a softmax with a clear winner", examples_by_hand.clear_winner),
     "L0.2.9": ("the KV cache of Qwen3-4B at 4,096 positions", _cache),
@@ -215,5 +216,6 @@ EXAMPLES: dict[str, tuple[str, Callable[[], Example]]] = {
     "L4.12.3": ("a toy drawn by NumPy, with and without the causal mask", examples_by_hand.drawn_by_numpy),
     "L4.14": ("shapes at every step: D 512, 8 heads, T 16", lambda: _layer(512, 8, 16)),
     "L4.15": ("cross-attention of 5 over 7 tokens, with its map", lambda: _cross(5, 7)),
+    "L4.pairs": ("keys and values are paired by position", examples_by_hand.paired_by_position),
     "L4.shapes": ("shapes through 8 heads: D 512, T 10", lambda: _layer(512, 8, 10)),
 }

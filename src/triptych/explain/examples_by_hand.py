@@ -95,6 +95,70 @@ def four_tokens() -> Example:
     return [inputs, project, *attention_steps([q, k, v]), *figures], "every weight 0.25, every output [1, 1]"
 
 
+def two_directions() -> Example:
+    """L0 2.7: what “book” asks of “teacher” is not what “teacher” asks of “book”, unless one map makes both."""
+    names = ["teacher", "book"]
+    x, w_q, w_k = matrices(X="1 0 1 0; 0 1 1 1", W_Q="1 0 1 0; 0 1 0 2", W_K="0 1 0 1; 2 0 1 0")
+    x = replace(x, labels=names)
+    maps = (("Q", w_q), ("K", w_k))
+    q, k = (ShownTensor(name, name, f"{AXES[name][0]} K", x.value @ w.value.T, names) for name, w in maps)
+    s = ShownTensor("s", "s", "T S", q.value @ k.value.T, names, names)
+    apart = ShownTensor("difference", "s − sᵀ", "T S", s.value - s.value.T, names, names)
+    same = ShownTensor("s of one map", "s", "T S", q.value @ q.value.T, names, names)
+    steps = [
+        inputs_step("Two words of width 4, and a map each for queries and keys.", x, w_q, w_k),
+        WalkStep(
+            "Two maps", "Queries and keys", "Q = X W_Qᵀ,  K = X W_Kᵀ", "What a word asks, and what it answers with.",
+            [q, k], lambda g: [g["X"] @ g[w.name].T for _, w in maps],
+        ),
+        WalkStep(
+            "Two maps", "Scores", "s_ij = q_i · k_j", "A row asks, a column is asked: “teacher” asks “book” in the "
+            "first row, “book” asks “teacher” in the second.", [s], lambda g: g["Q"] @ g["K"].T,
+        ),
+        WalkStep("Two maps", "Asymmetry", "s − sᵀ", "Not 0: the two directions differ.", [apart],
+                 lambda g: g["s"] - g["s"].T),
+        WalkStep("One map for both", "Scores", "s_ij = q_i · q_j",
+                 "The control: with W_K = W_Q each pair has one score, the same in both directions.", [same],
+                 lambda g: g["Q"] @ g["Q"].T),
+    ]  # fmt: skip
+    (_, there), (back, _) = s.value.tolist()
+    return steps, f"teacher → book {there:g}, book → teacher {back:g}; with one map for both they are equal"
+
+
+def paired_by_position() -> Example:
+    """Keys and values belong together by their place: both in another order give the same, one alone does not."""
+    given = matrices(Q="1 0; 0 2", K="2 0; 0 1; 1 1", V="10 0; 0 10; 5 5")
+    order = [2, 0, 1]
+    q, k, v = given
+    moved_k, moved_v = (replace(one, name=f"{one.name} moved", value=one.value[order]) for one in (k, v))
+    kinds = (("as given", k, v), ("both moved", moved_k, moved_v), ("values alone moved", k, moved_v))
+    outputs, steps = list[Tensor](), [
+        inputs_step("Two queries, and three keys, each with the value at its place.", *given),
+        WalkStep(
+            "Another order", "Moved", "K and V: rows 3, 1, 2", "The same rows in another order.", [moved_k, moved_v],
+            lambda g: [g[one.name][order] for one in (k, v)],
+        ),
+    ]  # fmt: skip
+    for kind, keys, values in kinds:
+        pattern = (q.value @ keys.value.T / math.sqrt(2)).softmax(-1)
+        z = ShownTensor(f"z, {kind}", "z", "T V", pattern @ values.value)
+        outputs.append(z.value)
+
+        def again(g: PrintedTensors, k: str = keys.name, v: str = values.name) -> Tensor:
+            return reference_ops.softmax(g["Q"] @ g[k].T / math.sqrt(2)) @ g[v]
+
+        apart = float((z.value - outputs[0]).abs().max())
+        why = "The output is the same: the sum has no order." if apart < 1e-5 else (
+            f"The output is another, by up to {number(apart)}: each weight meets the value of another token."
+        )  # fmt: skip
+        steps.append(
+            WalkStep(
+                "Output", kind.capitalize(), "z = softmax(q kᵀ / √2) v", "" if kind == "as given" else why, [z], again
+            )
+        )
+    return steps, f"both moved: the same output; values alone: another, by up to {number(apart)}"
+
+
 def two_tokens() -> Example:
     given = matrices(Q="1 0; 0 1", K="1 0; 1 1", V="1 2; 3 4")
     why = "The first query scores both keys alike, the second prefers the second."

@@ -45,6 +45,7 @@ class ShownTensor:
     value     all of it, on the host.
     labels, columns   names of its rows and columns, where they have any: tokens.
     focus     the row that is followed, always printed.
+    whole     all rows are printed, however many.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ShownTensor:
     columns: Sequence[str] = ()
     head: int = 0
     focus: int | None = None
+    whole: bool = False
 
     @property
     def shape(self) -> str:
@@ -71,7 +73,7 @@ class ShownTensor:
         matrix = self.value[self.head] if self.value.dim() == 3 else self.value
         matrix = matrix[None] if matrix.dim() < 2 else matrix
         high, wide = matrix.shape
-        rows = SQUARE if self.columns else ROWS
+        rows = high if self.whole else SQUARE if self.columns else ROWS
         columns = columns if self.columns or wide <= columns else min(columns, COLUMNS)
         last = self.focus if len(self.columns) == high else wide - 1  # dimensions have no last one to follow
         down = _printed_indices(high, rows, self.focus)
