@@ -119,8 +119,8 @@ def _say_letters(model: Model, text: str) -> None:
     names = name_tokens(model, model.ids([text])[0])
     if all(len(name) <= 1 for name in names if not name.startswith(("<", "["))):
         screen.note(
-            "the tokens of this model are letters, so that a word is several rows; a small model of words is made by: "
-            'make quickstart ARGS="--panel encoder", and explained by: triptych explain runs/quickstart-encoder TEXT'
+            "the tokens of this model are letters, so that a word is several rows; a model of words (the 2,000 "
+            'commonest of the plays) is made by make quickstart ARGS="--panel encoder" and is then runs/quickstart-encoder'
         )
 
 
