@@ -26,7 +26,9 @@ DATA = ROOT / "docs" / "lectures.toml"
 GENERATED = {"path.md", "recipes.md"}  # from data that other tests hold
 PAGES = [path for folder in ("learn", "concepts") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
 SOURCES = ("lab", "run", "is", "constant", "call", "why")
-FIGURE = re.compile(r"(?<![\w.,])\d[\d,]*\.\d+(?:e-?\d+)?%?|(?<![\w.,])\d+%")
+FIGURE = re.compile(  # decimals, percentages, and integers of five digits and more
+    r"(?<![\w.,])(?:\d[\d,]*\.\d+(?:e-?\d+)?%?|\d+%|\d{2,3}(?:,\d{3})+|\d{1,3}(?:,\d{3}){2,})(?!\d)"
+)
 Entry = dict[str, Any]
 
 
@@ -53,7 +55,7 @@ def entries() -> list[tuple[str, Entry]]:
 
 
 def figures(text: str) -> list[str]:
-    """The decimals and percentages, but for those in code of a line."""
+    """The figures of a text, but for those in code of a line."""
     return FIGURE.findall(re.sub(r"`[^`]*`", lambda code: " " * len(code[0]), text))
 
 
@@ -83,7 +85,7 @@ def differing(says: str, known: list[float]) -> list[str]:
     wrong = []
     for figure in figures(says):
         plain = figure.rstrip("%")
-        x, half = value(plain), half_digit(plain) or 0.5  # of a whole percentage
+        x, half = value(plain), half_digit(plain) or (0.5 if figure.endswith("%") else 0.0)
         scales = (1, 100) if figure.endswith("%") else (1,)
         if not any(abs(x - scale * one) <= 1.02 * half + 1e-12 for one in known for scale in scales):
             wrong.append(figure)
@@ -223,3 +225,7 @@ def test_a_figure_of_an_older_run_is_noticed() -> None:
     assert differing("ln 80 = 4.39", computed({"is": ["log(80)"]})) == ["4.39"]
     assert not differing("with 93% of it", [0.934])
     assert differing("with 92% of it", [0.934]) == ["92%"]
+    assert differing("388,956,161 of 3,243,704,320", computed({"is": ["151936 * 2560"]})) == [
+        "388,956,161",
+        "3,243,704,320",
+    ]

@@ -120,7 +120,7 @@ def _say_letters(model: Model, text: str) -> None:
     if all(len(name) <= 1 for name in names if not name.startswith(("<", "["))):
         screen.note(
             "the tokens of this model are letters, so that a word is several rows; a model of words (the 2,000 "
-            'commonest of the plays) is made by make quickstart ARGS="--panel encoder" and is then runs/quickstart-encoder'
+            'commonest of the plays) is runs/quickstart-encoder, made by: make quickstart ARGS="--panel encoder"'
         )
 
 
