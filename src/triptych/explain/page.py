@@ -1,7 +1,17 @@
 """Offline pages: the steps of a forward, and attention of matrices that the reader edits, without a model."""
 
 from triptych.attention import attention_pattern
-from triptych.page import Facts, Grid, PlaygroundSection, Prose, Section, StepsSection, Unfolding, render
+from triptych.page import (
+    Facts,
+    Grid,
+    PlaygroundSection,
+    Prose,
+    Section,
+    StepsSection,
+    TextAttentionSection,
+    Unfolding,
+    render,
+)
 from .examples import worked
 from .steps import ShownTensor, Walk, name_of, number
 
@@ -14,6 +24,11 @@ queries are at the last positions, and a query sees the keys up to its own posit
 
 The additive score of Bahdanau et al. (2015) is computed from the same vectors: w · tanh(W_q q + W_k k). It is not \
 divided by √d. It begins with the identity for both matrices and ones for w; these can be changed as well."""
+
+_OVER_A_TEXT = """\
+The attention of the words that you write, matrix by matrix. All weights and all vectors of words are random, drawn from \
+a seed, so that a pattern has no meaning: what is seen is what the sizes, the temperature and the mask do. Equal words \
+have equal vectors, and there are no positions. The page of triptych page shows the same of a trained model with its own weights."""
 
 
 def sections(walk: Walk) -> list[Section]:
@@ -42,12 +57,20 @@ def _grid(shown: ShownTensor) -> Grid:
 
 
 def playground() -> str:
-    """One offline HTML page in which Q, K and V, the mask, the scale and the temperature are edited by hand.
+    """One offline HTML page in which Q, K and V, the mask, the scale and the temperature are edited by hand, and in
+    which attention with random weights runs over words, with sizes and a mask that are chosen.
 
     Its examples are those of the lectures, with the numbers that `triptych.explain.worked` has.
     """
     examples = [_example(name) for name in EXAMPLES]
-    sections = (Prose("What it shows", _TEXT), PlaygroundSection("Attention by hand", examples))
+    sections = (
+        Prose("What it shows", _TEXT),
+        PlaygroundSection("Attention by hand", examples),
+        TextAttentionSection(
+            "Attention over a text", _OVER_A_TEXT, "she sat by the river bank and the bank was green",
+            "he took money from the bank",
+        ),
+    )  # fmt: skip
     return render("Attention by hand", sections, subtitle="A playground without a model")
 
 

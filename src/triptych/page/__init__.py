@@ -23,6 +23,7 @@ from .sections import (
     StepsSection,
     Tab,
     TableSection,
+    TextAttentionSection,
     Unfolding,
     VerdictSection,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "StepsSection",
     "Tab",
     "TableSection",
+    "TextAttentionSection",
     "TopMap",
     "Unfolding",
     "VerdictSection",

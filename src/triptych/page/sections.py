@@ -244,6 +244,15 @@ class PlaygroundSection(Section):
 
 
 @dataclass(frozen=True)
+class TextAttentionSection(Section):
+    """Attention over words that the reader writes, with random weights; it begins with `text`, which can read `other`."""
+
+    note: str
+    text: str
+    other: str
+
+
+@dataclass(frozen=True)
 class QuestionItem:
     """A question and, behind a fold, its answer and how it is worked out."""
 
