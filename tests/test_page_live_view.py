@@ -278,7 +278,9 @@ def test_an_empty_text_has_one_message(browser: Browser, tmp_path: Path) -> None
     assert "1 token in" in tab.evaluate(f"{VIEW}.speed.textContent")
     shown = '[".strips .chip", ".prediction:not([hidden])"].map((one) => document.querySelectorAll(one).length)'
     assert min(tab.evaluate(shown)) > 0
-    numbers = '["lessons", "live-walk", "flow", "maps"].map((one) => document.querySelector(`.${one}`).checkVisibility())'
+    numbers = (
+        '["lessons", "live-walk", "flow", "maps"].map((one) => document.querySelector(`.${one}`).checkVisibility())'
+    )
     assert tab.evaluate(numbers) == [True] * 4
     typed(tab, "")
     assert tab.evaluate(shown) == [0, 0]

@@ -186,11 +186,7 @@ def _rounded(numbers: Tensor) -> list[float]:
     return [round(float(x), 3) for x in numbers]
 
 
-def made() -> dict[str, object]:
-    from triptych_lectures.labs.lab import Setup
-    from triptych_lectures.labs.pretrained import decoder
-
-    model = decoder(Setup())
+def made(model: Model) -> dict[str, object]:
     return {
         "model": "SmolLM2-135M-Instruct",
         "texts": list(TOPICS),
@@ -201,8 +197,12 @@ def made() -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare the file with the model")
-    content = made()
-    if not parser.parse_args().check:
+    from triptych_lectures.labs.lab import Setup
+    from triptych_lectures.labs.pretrained import decoder
+
+    arguments = parser.parse_args()
+    content = made(decoder(Setup()))
+    if not arguments.check:
         FILE.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
         print(f"wrote {FILE}, {FILE.stat().st_size:,} bytes")
         return 0

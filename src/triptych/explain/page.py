@@ -26,9 +26,10 @@ The additive score of Bahdanau et al. (2015) is computed from the same vectors: 
 divided by √d. It begins with the identity for both matrices and ones for w; these can be changed as well."""
 
 _OVER_A_TEXT = """\
-The attention of the words that you write, matrix by matrix. All weights and all vectors of words are random, drawn from \
-a seed, so that a pattern has no meaning: what is seen is what the sizes, the temperature and the mask do. Equal words \
-have equal vectors, and there are no positions. The page of triptych page shows the same of a trained model with its own weights."""
+The attention of the words that you write, matrix by matrix. All weights and all vectors of words are random numbers, \
+so that a pattern has no meaning: what is seen is what the sizes, the temperature and the mask do. Equal words have \
+equal vectors, and there are no positions. The page that triptych page writes shows the same of a trained model, with \
+its own weights."""
 
 
 def sections(walk: Walk) -> list[Section]:

@@ -208,7 +208,7 @@ class Flow extends FlowPicture {
   }
 
   table(header, rows) {
-    return el("div", { class: "wide", tabindex: 0 }, el("table", { class: "cells" },
+    return el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Numbers" }, el("table", { class: "cells" },
       header && el("thead", {}, el("tr", {}, header.map((cell) => el("th", { scope: "col" }, cell)))),
       el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((cell) => el("td", {}, cell)))))));
   }

@@ -245,7 +245,8 @@ class PlaygroundSection(Section):
 
 @dataclass(frozen=True)
 class TextAttentionSection(Section):
-    """Attention over words that the reader writes, with random weights; it begins with `text`, which can read `other`."""
+    """Attention over the words that a reader writes, with random weights.  It begins with `text`, which can also read
+    the words of `other`."""
 
     note: str
     text: str
