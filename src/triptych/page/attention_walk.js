@@ -1,6 +1,5 @@
-// One attention, matrix by matrix: every matrix to scale with its sizes, a step at a time, and how each number of a
-// result comes about, in words.  The model's own attention (live_walk.js) and one with random weights
-// (text_attention.js) are shown by the same walk.
+// One attention, matrix by matrix: every matrix to scale with its sizes, a step at a time (attention_steps.js).  The
+// model's own attention (live_walk.js) and one with random weights (text_attention.js) are shown by the same walk.
 
 STACKS.walk = { label: "This step", query: "query", key: "key" };
 const SIDE = 40; // pixels of the longest matrix in the picture of all steps
@@ -34,118 +33,6 @@ class ScoreMap extends AnyHead {
   shader() {
     return (shade) => shade;
   }
-}
-
-// The largest products of a row and a column, and their sum in words.
-function sumOfProducts(row, column, sum, name, bias = 0) {
-  const products = Float64Array.from(row, (x, i) => x * column[i]);
-  const order = [...products.keys()].sort((a, b) => Math.abs(products[b]) - Math.abs(products[a])).slice(0, 3);
-  const signed = (x) => (x < 0 ? `(${decimal(x)})` : decimal(x));
-  const rest = products.length - order.length;
-  return [order.map((i) => `${signed(row[i])}·${signed(column[i])}`).join(" + "),
-    rest > 0 ? ` + … (${rest} smaller ${rest === 1 ? "product" : "products"})` : "",
-    bias ? ` + ${signed(bias)} (bias)` : "", " = ", number(name, sum)];
-}
-
-// The steps of an attention `a`.  Each has a `title`, a sentence (`text`), the `figure`: matrices, each with what of it
-// belongs to the chosen number, and signs between them; the `result` with the `axes` of the chosen number; its
-// explanation (`cell`), and the strips of numbers whose products it sums.
-// Axes: t a query, s a key, c a number of the head, m one of all heads together, o one of the result.
-function attentionSteps(a) {
-  const { X, Y, WQ, WK, WV, Q, K, V, QR, KR, dots, scaled, masked, weights, z, concat, WO, out } = a;
-  const [query, key] = [(t) => bdi(a.queries[t]), (s) => bdi(a.keys[s])];
-  const [d, width] = [X.columns, Q.columns];
-  const projection = (title, from, W, result, axis, role, use, bias) => ({
-    title, figure: [[from, "row"], "×", [W, "column"], "=", [result, "cell"]], result, axes: [axis, "c"],
-    text: `Each row of ${from.name} times ${W.name} gives the ${role} of that token: ${use}.`,
-    cell: (i, c) => [`Number ${c} of the ${role} of `, (axis === "t" ? query : key)(i), `: its row of ${from.name} times
-      column ${c} of ${W.name}: `, sumOfProducts(from.row(i), W.column(c), result.at(i, c), "sum", bias?.[c]), "."],
-    strips: (i, c) => [["row", from.row(i)], ["column", W.column(c)]],
-  });
-  const before = (what, t, s) => prose`${what} of ${query(t)} and ${key(s)}: `;
-  const divided = (a.scale === 1 ? "not divided" : `divided by √${width}`)
-    + (a.temperature === 1 ? "" : `, divided by the temperature ${a.temperature}`);
-  const dotWords = (t, s) => ["The query of ", query(t), " times the key of ", key(s), ": ",
-    sumOfProducts(QR.row(t), KR.row(s), dots.at(t, s), "dot")];
-  const scaleWords = (t, s) => [divided, a.softcap ? `, capped at ±${a.softcap}` : "",
-    a.bias ? [" plus ", number("bias", a.bias.at(t, s)), " for the distance"] : "", ": ",
-    number("score", scaled.at(t, s))];
-  // Of a weight: its product, what softmax makes of it, in words and numbers.
-  a.words = (t, s) => {
-    const start = [dotWords(t, s), "; ", scaleWords(t, s), "; "];
-    if (masked.at(t, s) === -Infinity) return [start, "hidden by the mask, so the weight is ", number("weight", 0), "."];
-    const sum = masked.row(t).reduce((all, x) => all + Math.exp(x), a.sink === null ? 0 : Math.exp(a.sink));
-    return [start, `softmax: e^${decimal(masked.at(t, s))} = `, number("power", Math.exp(masked.at(t, s))),
-      " of ", number("powers", sum), " in this row gives ", number("weight", weights.at(t, s)), "."];
-  };
-  const square = { axes: ["t", "s"], square: true };
-  const shift = a.head * z.columns;
-  return [
-    { title: "X", figure: [[X, "row"], Y !== X && "and", Y !== X && [Y, null]], result: X, axes: ["t", "x"],
-      text: `Each row of X is the vector of one token as it enters this attention: ${X.rows} tokens, ${d} numbers each.${
-        Y === X ? "" : ` ${Y.name} has those of the text that is read.`}`,
-      cell: (t, x) => [`Number ${x} of the vector of `, query(t), " is ", number("value", X.at(t, x)), "."] },
-    { title: "W", figure: [[WQ, "cell"], "and", [WK, null], "and", [WV, null]], result: WQ, axes: ["x", "c"],
-      text: `Three ${a.learned} matrices, the same for every token, make its query, its key and its value: each has a
-        column of ${d} weights for every one of the head's ${width} numbers.`,
-      cell: (x, c) => [`The weight with which number ${x} of a vector adds to number ${c} of its query is `,
-        number("value", WQ.at(x, c)), "."] },
-    projection("Q", X, WQ, Q, "t", "query", "what it compares with the keys", a.biases.q),
-    projection("K", Y, WK, K, "s", "key", "what the queries are compared with", a.biases.k),
-    projection("V", Y, WV, V, "s", "value", "what is averaged", a.biases.v),
-    a.moved && { title: a.moved.title, figure: [[Q, "cell"], "→", [QR, "cell"], "and", [K, null], "→", [KR, null]],
-      result: QR, axes: ["t", "c"], text: a.moved.text,
-      cell: (t, c) => [`Number ${c} of the query of `, query(t), " was ", number("before", Q.at(t, c)), " and is now ",
-        number("value", QR.at(t, c)), "."] },
-    { ...square, title: "QKᵀ", figure: [[QR, "row"], "×", [a.KT, "column"], "=", [dots, "cell"]], result: dots,
-      text: "Every query times every key is one number for each pair of tokens: large where both have a similar direction.",
-      cell: (t, s) => [dotWords(t, s), "."], strips: (t, s) => [["query", QR.row(t)], ["key", KR.row(s)]] },
-    { ...square, title: "scaled", figure: [[dots, "cell"], "→", [scaled, "cell"]], result: scaled,
-      text: a.trained === 1
-        ? "This model does not divide its scores by √d; it was trained so. What it adds for the distance of the tokens " +
-          "is part of the score."
-        : `The sum of ${width} products grows with √${width} = ${decimal(Math.sqrt(width))}, so the scores are divided by it${
-          a.scale === 1 ? " – here they are not, because it is switched off" : ""}${
-          a.bias ? "; what the model adds for the distance of the tokens is part of the score" : ""}.`,
-      cell: (t, s) => [before("The score", t, s), number("dot", dots.at(t, s)), ", ", scaleWords(t, s), "."] },
-    { ...square, title: "masked", figure: [[scaled, "cell"], "→", [masked, "cell"]], result: masked, paints: true,
-      text: "The mask sets the scores of hidden keys to −∞. Paint it: click a cell, or press Space on it, to hide that " +
-        "key from that query or to show it.",
-      cell: (t, s) => (masked.at(t, s) === -Infinity ? [query(t), " does not see ", key(s), ": the score ",
-        number("score", scaled.at(t, s)), " becomes −∞."]
-        : [query(t), " sees ", key(s), ": the score stays ", number("score", scaled.at(t, s)), "."]) },
-    { ...square, title: "softmax", figure: [[masked, "cell"], "→", [weights, "cell"]], result: weights,
-      text: "Softmax makes positive weights of every row, which sum to 1; a hidden key gets exactly 0.", cell: a.words },
-    { title: "A·V", figure: [[weights, "row"], "×", [V, "column"], "=", [z, "cell"]], result: z, axes: ["t", "v"],
-      text: "Each row of weights averages the values: this is what the head brings to that token from the others.",
-      cell: (t, c) => [`Number ${c} of the head's result for `, query(t), ": its weights times that number of every value: ",
-        sumOfProducts(weights.row(t), V.column(c), z.at(t, c), "sum"), "."],
-      strips: (t, c) => [["weights", weights.row(t)], ["values", V.column(c)]] },
-    { title: "concat", figure: [[z, null], "→", [concat, "cell"]], result: concat, axes: ["t", "m"],
-      text: `The results of all ${a.heads} heads stand side by side: ${a.heads} × ${z.columns} = ${concat.columns}
-        numbers for each token. Those of head ${a.head} are numbers ${shift} to ${shift + z.columns - 1}.`,
-      cell: (t, m) => [`Number ${m} of `, query(t), ` is number ${m % z.columns} of head ${Math.floor(m / z.columns)}: `,
-        number("value", concat.at(t, m)), "."] },
-    { title: "W_O", figure: [[concat, "row"], "×", [WO, "column"], "=", [out, "cell"]], result: out, axes: ["t", "o"],
-      text: `One more matrix mixes the heads and maps them to ${out.columns} numbers, which are added to the token's vector.`,
-      cell: (t, o) => [`Number ${o} of the result for `, query(t), ": ",
-        sumOfProducts(concat.row(t), WO.column(o), out.at(t, o), "sum", a.biases.o?.[o]), "."],
-      strips: (t, o) => [["row", concat.row(t)], ["column", WO.column(o)]] },
-  ].filter((step) => step);
-}
-
-// What follows from queries, keys and values: completes an attention `a` for `attentionSteps`.
-function completed(a) {
-  const factor = a.scale / a.temperature;
-  a.KT = a.KR.transposed("Kᵀ");
-  a.dots = a.QR.times(a.KT, "QKᵀ");
-  a.scaled = a.dots.map("scores", (x, t, s) => {
-    const capped = a.softcap ? a.softcap * Math.tanh((x * factor) / a.softcap) : x * factor;
-    return a.bias ? capped + a.bias.at(t, s) : capped;
-  });
-  a.masked = a.scaled.map("masked", (x, t, s) => (a.visible(t, s) ? x : -Infinity));
-  a.weights = a.masked.softmax("A", a.sink);
-  return a;
 }
 
 class AttentionWalk {
@@ -222,8 +109,9 @@ class AttentionWalk {
   masks() {
     const key = () => this.chosen[1];
     const one = (label, hint, change) => button(label, hint, () => this.paint(change));
-    return [one("All visible", "Every query sees every key", () => ({ ...asItWas(), rule: "all" })),
-      !this.a.cross && one("Causal", "A query sees itself and the keys before it", () => ({ ...asItWas(), rule: "causal" })),
+    const rule = (name) => () => ({ ...asItWas(), rule: name });
+    return [one("All visible", "Every query sees every key", rule("all")),
+      !this.a.cross && one("Causal", "A query sees itself and the keys before it", rule("causal")),
       one("Padding: hide this key", "No query sees the key of the chosen column, as if it were padding; again: they do",
         (mask) => ({ ...mask, hidden: toggled(mask.hidden, key()) })),
       one("As it was", "Undo all painting", asItWas)];
@@ -249,16 +137,16 @@ class AttentionWalk {
     if (step.square) {
       const cell = clamp(Math.floor((this.plot.ruler.clientWidth - 70) / a.keys.length), LEGIBLE, CELL);
       this.plot.show(new ScoreMap(step.result, a.queries, a.keys), "one", cell, this.chosen);
-      this.hatch(step.result);
       this.plot.heat.setAttribute("aria-label", `${step.title}; arrow keys move from number to number${
         step.paints ? ", Space hides or shows one" : ""}`);
     }
     this.choose(this.chosen, false);
   }
 
-  // A cross on every hidden score of the map.
+  // A cross on every hidden score of what the map shows.
   hatch(matrix) {
     const [[top, left], [bottom, right]] = [this.plot.from, this.plot.to];
+    if (this.plot.marks.querySelector(".hatch")) return;
     let path = "";
     for (let t = top; t < bottom; t++) {
       for (let s = left; s < right; s++) {
@@ -274,10 +162,11 @@ class AttentionWalk {
     const band = div("walk-mark");
     const own = matrix === this.step.result;
     const label = `${matrix.name} ${matrix.sizes}`;
-    const frame = el("div", { class: "walk-matrix", ...(own ? { tabindex: 0, role: "application",
-      "aria-label": `${label}; arrow keys move from number to number`, onpointerdown: (event) => this.point(event, frame) }
-      : { role: "img", "aria-label": label }), style: { width: `${Math.max(3, matrix.columns * unit)}px`,
-      height: `${Math.max(3, matrix.rows * unit)}px` } }, canvas, mark && band);
+    const keys = "; arrow keys move from number to number";
+    const use = own ? { tabindex: 0, role: "application", "aria-label": label + keys,
+      onpointerdown: (event) => this.point(event, frame) } : { role: "img", "aria-label": label };
+    const [width, height] = [matrix.columns, matrix.rows].map((size) => `${Math.max(3, size * unit)}px`);
+    const frame = el("div", { class: "walk-matrix", style: { width, height }, ...use }, canvas, mark && band);
     this.marks.push({ matrix, mark, band });
     return div("walk-one", frame, el("span", {}, el("b", {}, matrix.name), ` ${matrix.sizes}`));
   }
@@ -285,7 +174,8 @@ class AttentionWalk {
   point(event, frame) {
     const { left, top, width, height } = frame.getBoundingClientRect();
     const { rows, columns } = this.step.result;
-    this.choose([Math.floor(((event.clientY - top) / height) * rows), Math.floor(((event.clientX - left) / width) * columns)]);
+    const [down, right] = [(event.clientY - top) / height, (event.clientX - left) / width];
+    this.choose([Math.floor(down * rows), Math.floor(right * columns)]);
   }
 
   get chosen() {
@@ -296,7 +186,7 @@ class AttentionWalk {
   // Chooses a number of the step's result, and says how it comes about.
   choose([row, column], scroll = false) {
     const { step } = this;
-    const { axes, result, strips } = step;
+    const { axes, strips } = step;
     Object.assign(this.at, { [axes[0]]: row, [axes[1]]: column });
     const [i, j] = this.chosen;
     Object.assign(this.at, { [axes[0]]: i, [axes[1]]: j });
@@ -308,7 +198,8 @@ class AttentionWalk {
       const [top, height] = place(down, mark === "column");
       Object.assign(band.style, { left, width, top, height });
     }
-    refill(this.cell, step.cell(i, j).flat(Infinity).map((one) => (typeof one === "string" ? one.replace(/\s+/g, " ") : one)));
+    const spaced = (one) => (typeof one === "string" ? one.replace(/\s+/g, " ") : one);
+    refill(this.cell, step.cell(i, j).flat(Infinity).map(spaced));
     const rows = strips ? strips(i, j) : [];
     if (rows.length) rows.push(["products", Float64Array.from(rows[0][1], (x, k) => x * rows[1][1][k])]);
     refill(this.strips, rows.map(([name, numbers]) => {
@@ -316,7 +207,8 @@ class AttentionWalk {
       paintNumbers(canvas, numbers);
       return div("strip-of", el("span", {}, name), canvas);
     }));
-    if (step.square) this.plot.mark(i, j, scroll && document.activeElement === this.plot.heat);
-    this.result = result;
+    if (!step.square) return;
+    this.plot.mark(i, j, scroll && document.activeElement === this.plot.heat);
+    this.hatch(step.result); // where the map was painted anew
   }
 }

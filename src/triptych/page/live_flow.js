@@ -208,7 +208,8 @@ class Flow extends FlowPicture {
   }
 
   table(header, rows) {
-    return el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Numbers" }, el("table", { class: "cells" },
+    const name = { class: "wide", tabindex: 0, role: "group", "aria-label": "Numbers" };
+    return el("div", name, el("table", { class: "cells" },
       header && el("thead", {}, el("tr", {}, header.map((cell) => el("th", { scope: "col" }, cell)))),
       el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((cell) => el("td", {}, cell)))))));
   }

@@ -30,7 +30,8 @@ function whatHolds(entry, given, how, run) {
     return step ? { run, step, tokens: 0 } : null;
   }
   tokens = Math.min(tokens, ids.length - 1);
-  const goesOn = tokens > 0 && step === entry.instructions.length && how.mask !== false && !how.painted && entry.continues;
+  const goesOn = tokens > 0 && step === entry.instructions.length && how.mask !== false && !how.painted
+    && entry.continues;
   return goesOn ? { run, step: 0, tokens } : null;
 }
 

@@ -129,7 +129,8 @@ class LiveView {
       quiet(prose`All matrices of one head, to scale and with the model's own weights and numbers. Go through the steps,
         press a number or move with the arrow keys, and read how it comes about.`),
       this.walk.node];
-    this.last = [el("h3", {}, "The model's operations, step by step"), this.flow.node, el("h3", {}, "Attention"), this.maps];
+    this.last = [el("h3", {}, "The model's operations, step by step"), this.flow.node,
+      el("h3", {}, "Attention"), this.maps];
     place.append(
       div("desk",
         el("div", {}, this.source.node, this.target?.node, this.strips, this.warning, ...this.writing()),

@@ -1,7 +1,9 @@
 // The walk through one attention of the model that runs in the page, on the text that stands in it.
 
-const MOVED = { rotate: "turned by an angle that grows with the position (RoPE), so that their products depend on the " +
-  "distance", rms_norm: "divided by their root mean square", layer_norm: "normalized" };
+const MOVED = {
+  rotate: "turned by an angle that grows with the position (RoPE), so that their products depend on the distance",
+  rms_norm: "divided by their root mean square", layer_norm: "normalized",
+};
 
 class LiveWalk {
   constructor(view) {
@@ -61,8 +63,8 @@ class LiveWalk {
     const [Q, K] = [["Q", "T", q], ["K", S, k]].map(([name, down, one]) => of(name, down, "d_head", one.projected));
     const V = of("V", S, "d_head", v.used);
     const changes = [...new Set([...q.changes, ...k.changes])];
-    const moved = changes.length ? { title: "Q, K moved",
-      text: `Before they are compared, queries and keys are ${changes.map((op) => MOVED[op] ?? op).join(", and ")}.` } : null;
+    const ways = changes.map((op) => MOVED[op] ?? op).join(", and ");
+    const moved = ways && { title: "Q, K moved", text: `Before they are compared, queries and keys are ${ways}.` };
     return completed({
       X, Y: cross ? of("memory", "S", "d", square(k.x)) : X, Q, K, V, cross, queries, keys, head, heads, moved,
       WQ: of("W_Q", "d", "d_head", q.w), WK: of("W_K", "d", "d_head", k.w), WV: of("W_V", "d", "d_head", v.w),

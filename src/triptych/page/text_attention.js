@@ -58,7 +58,8 @@ class TextAttention {
     place.append(
       div("walk-fields", this.text.node, this.other.node),
       div("walk-settings", sliders),
-      div("walk-settings", pick("What the text reads", "cross", [[false, "reads itself"], [true, "reads another text"]]),
+      div("walk-settings",
+        pick("What the text reads", "cross", [[false, "reads itself"], [true, "reads another text"]]),
         pick("Scale of the scores", "scaled", [[true, "1/√d"], [false, "no scale"]]),
         button("Other random weights", "Draw all weights and word vectors anew", () => {
           this.seed += 1;
@@ -108,11 +109,11 @@ class TextAttention {
     if (empty) return refill(this.summary, "There are no words yet; write some.");
     const { heads } = this;
     this.head = Math.min(this.head, heads - 1);
-    keepFocus(this.headChoice, () => refill(this.headChoice, choice("Head", Array.from({ length: heads }, (_, h) => [h, `head ${h}`]),
-      this.head, (h) => {
-        this.head = h;
-        this.show();
-      })));
+    const names = Array.from({ length: heads }, (_, h) => [h, `head ${h}`]);
+    keepFocus(this.headChoice, () => refill(this.headChoice, choice("Head", names, this.head, (h) => {
+      this.head = h;
+      this.show();
+    })));
     const a = this.a = this.attention(queries, read);
     this.walk.show(a);
     this.summarize(a);
@@ -128,8 +129,8 @@ class TextAttention {
     const mean = (of) => rows.reduce((sum, row, t) => sum + of(row, t), 0) / rows.length;
     const entropy = (row) => row.reduce((sum, w) => sum - (w > 0 ? w * Math.log(w) : 0), 0);
     refill(this.summary, prose`The products of queries and keys have a standard deviation of ${
-      number("spread of products", spread(dots.data))} (√d is ${number("root", Math.sqrt(Q.columns))}), the scores one of
-      ${number("spread of scores", spread(scaled.data))}. A row of weights has an entropy of ${
+      number("spread of products", spread(dots.data))} (√d is ${number("root", Math.sqrt(Q.columns))}), the scores one
+      of ${number("spread of scores", spread(scaled.data))}. A row of weights has an entropy of ${
       number("entropy", mean(entropy))} nats, the mean of all rows; even weights over the visible keys would have ${
       number("even", mean((_, t) => Math.log(masked.row(t).filter(Number.isFinite).length || 1)))}.`);
   }
