@@ -10,6 +10,7 @@ from triptych.page import (
     StepsSection,
     TextAttentionSection,
     Unfolding,
+    WordStates,
     render,
 )
 from .examples import worked
@@ -59,7 +60,8 @@ def _grid(shown: ShownTensor) -> Grid:
 
 def playground() -> str:
     """One offline HTML page in which Q, K and V, the mask, the scale and the temperature are edited by hand, and in
-    which attention with random weights runs over words, with sizes and a mask that are chosen.
+    which attention with random weights runs over words, with sizes and a mask that are chosen; with one word's states in
+    many sentences, stored of a pretrained model.
 
     Its examples are those of the lectures, with the numbers that `triptych.explain.worked` has.
     """
@@ -71,6 +73,7 @@ def playground() -> str:
             "Attention over a text", _OVER_A_TEXT, "she sat by the river bank and the bank was green",
             "he took money from the bank",
         ),
+        WordStates("One word in many sentences"),
     )  # fmt: skip
     return render("Attention by hand", sections, subtitle="A playground without a model")
 

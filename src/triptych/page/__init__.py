@@ -28,6 +28,7 @@ from .sections import (
     VerdictSection,
 )
 from .tokenizer_data import tokenizer_data
+from .word_states import WordStates
 
 __all__ = [
     "AnyMap",
@@ -59,6 +60,7 @@ __all__ = [
     "TopMap",
     "Unfolding",
     "VerdictSection",
+    "WordStates",
     "render",
     "tokenizer_data",
     "write",

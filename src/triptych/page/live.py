@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from triptych.arguments import checked
@@ -20,6 +17,7 @@ from .live_export import check_size, export
 from .render import render
 from .sections import Facts, LiveSection
 from .tokenizer_data import tokenizer_data
+from .word_states import word_states
 
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
 FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with
@@ -53,7 +51,7 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
         "tokenizer": tokenizer, "program": exported.program, "parts": exported.parts(), "tables": exported.tables,
         "tensors": exported.tensors,
         "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
-        "weights": exported.base64(), "word_states": _word_states(), **_diagram(exported.lowered),
+        "weights": exported.base64(), "word_states": word_states(), **_diagram(exported.lowered),
     }  # fmt: skip
     return LiveSection("Run the model", note or NOTES[spec.layout], content)
 
@@ -99,13 +97,6 @@ def _diagram(program: Program) -> dict[str, Any]:
             for box in boxes
         ]
     return {"boxes": stacks, "words": list(map(list, words))}
-
-
-@cache
-def _word_states() -> dict[str, Any]:
-    """One word in many sentences, layer by layer, in SmolLM2, as `tools/word_states.py` wrote it."""
-    states: dict[str, Any] = json.loads((files(__package__) / "word_states.json").read_text(encoding="utf-8"))
-    return states
 
 
 def _first_text(spec: ModelSpec, mask: str | None) -> str:

@@ -272,27 +272,8 @@ const CHAPTERS = [
   },
   {
     title: "One word, two meanings",
-    picture: (about) => {
-      const place = div("plane-of-words");
-      new PlaneView({ ...about.section.word_states, title: "One word in many sentences" }, place);
-      return place;
-    },
-    text(about) {
-      const { model, stacks } = about.section.word_states;
-      const of = (name) => stacks.find(({ stack }) => stack === name);
-      const mean = ([, ...blocks]) => blocks.reduce((sum, x) => sum + x, 0) / blocks.length; // all but the embedding
-      const share = (name, of) => number(name, mean(of), percent(mean(of)));
-      const [bank, cut, table] = ["bank", "bank, deciding word cut", "table"].map(of);
-      const [own, control] = [bank, table].map(({ between, chance }) => mean(between) - mean(chance));
-      const verdict = control >= 0.8 * own ? "as much, so the picture shows the topic of a sentence and no two meanings"
-        : "less, so the topic of a sentence explains only a part of it";
-      return prose`“bank” enters ${model} as one vector, whatever stands around it. The picture follows it through the
-        blocks in ${count("sentences", bank.tokens.length)} sentences about water or money, each named by its deciding
-        word. Of the variance of these vectors, ${share("between", bank.between)} lies between the two topics, as a mean
-        of all blocks (random groups: ${share("chance", bank.chance)}). If “bank” cannot attend to the deciding word,
-        ${share("cut", cut.between)}. The control “table”, with one meaning, has ${share("control", table.between)}:
-        ${verdict}. The plane shows ${share("shown", bank.share)} of the variance of “bank”.`;
-    },
+    picture: (about) => wordPlane(about.section.word_states),
+    text: (about) => wordText(about.section.word_states),
     steps: [],
     ask: "The deciding word is cut, and the two topics are still apart. Why?",
     answer: "Other words carry the topic as well, and words between have already read the deciding word: what they " +

@@ -37,7 +37,9 @@ class Lessons {
     this.acted = false;
     this.at = at;
     this.chooser.mark(at);
-    history.replaceState(null, "", `#${fileName(CHAPTERS[at].title)}`);
+    try {
+      history.replaceState(null, "", `#${fileName(CHAPTERS[at].title)}`);
+    } catch { /* a page inside another may have no address of its own */ }
     if (this.view.now) this.build();
     this.show();
   }
