@@ -1,6 +1,7 @@
 """Models that run in a page, beside the same int8 weights in the torch interpreter."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -105,14 +106,20 @@ def in_browser(
 
 def without(program: Program, *, mask: bool = False, scale: bool = False) -> Program:
     """The program whose attention has no mask, or does not scale its scores."""
+    new = ({"mask": full()} if mask else {}) | ({"scale": 1.0} if scale else {})
+    return with_attention(program, lambda stack: new)
 
-    def changed(entry: Entry) -> Entry:
+
+def with_attention(program: Program, new: Callable[[str], dict[str, Any]]) -> Program:
+    """The program whose attention has these attributes besides, by its stack: "encoder", "decoder" or "cross"."""
+
+    def changed(name: str, entry: Entry) -> Entry:
         steps = []
         for step in entry.instructions:
             if step.op == "attend":
-                new = ({"mask": full()} if mask else {}) | ({"scale": 1.0} if scale else {})
-                step = replace(step, attributes=step.attributes | new)
+                stack = "cross" if step.attributes["keys"] == "cross" else f"{name}r"
+                step = replace(step, attributes=step.attributes | new(stack))
             steps.append(step)
         return replace(entry, instructions=tuple(steps))
 
-    return replace(program, entries={name: changed(entry) for name, entry in program.entries.items()})
+    return replace(program, entries={name: changed(name, entry) for name, entry in program.entries.items()})

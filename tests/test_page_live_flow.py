@@ -265,7 +265,7 @@ LESSONS = f"{VIEW}.lessons"
 @pytest.mark.parametrize("panel", PANELS)
 def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: Browser, pages: dict[str, Path]) -> None:
     tab = opened(browser, pages, panel)
-    assert tab.evaluate(f"{LESSONS}.chooser.children.length") == 10
+    assert tab.evaluate(f"{LESSONS}.chooser.children.length") == 11
     state = f"""({{
       cuts: [...{VIEW}.board.cuts], off: {VIEW}.off, masked: [...{VIEW}.masked], open: {FLOW}.box.kind,
       site: {FLOW}.box.site, ids: {VIEW}.tokens.source ?? {VIEW}.tokens.ids,
@@ -308,7 +308,7 @@ def test_every_button_of_a_chapter_leads_to_what_it_names(panel: str, browser: B
         "Follow the last token": lambda now: True,
     }
     pressed = set()
-    for chapter in range(10):
+    for chapter in range(11):
         act(tab, f"{LESSONS}.chooser.children[{chapter}].click()")
         opened_at = tab.evaluate(state)
         assert (opened_at["cuts"], any(opened_at["off"].values())) == ([], False)  # what the one before did is undone
@@ -386,12 +386,12 @@ def test_the_numbers_of_the_chapters_are_python_s(panel: str, browser: Browser, 
     assert eight["active"] == pytest.approx(int((neurons.abs() > 0.1).sum()), abs=1)
 
     chances = python_logits(panel, tab)[0].double().softmax(-1)
-    nine = chapter(tab, 9)
-    assert nine["answers"] == model.spec.vocab
-    assert nine["likeliest"] == pytest.approx(float(chances.max()), **near)
-    assert nine["entropy"] == pytest.approx(float(torch.special.entr(chances).sum()), **near)
+    ten = chapter(tab, 10)
+    assert ten["answers"] == model.spec.vocab
+    assert ten["likeliest"] == pytest.approx(float(chances.max()), **near)
+    assert ten["entropy"] == pytest.approx(float(torch.special.entr(chances).sum()), **near)
 
     # They are computed from the page as it is: after a cut the prediction's numbers are others.
     act(tab, f"{VIEW}.board.set(['{name}.mlp'])")
-    assert chapter(tab, 9)["entropy"] != nine["entropy"]
+    assert chapter(tab, 10)["entropy"] != ten["entropy"]
     assert chapter(tab, 8)["moved"] > 0

@@ -216,7 +216,7 @@ def test_the_keyboard_alone_reaches_everything(browser: Browser, pages: dict[str
     tab = opened(browser, pages["decoder"])
     label = 'document.activeElement.getAttribute("aria-label") ?? document.activeElement.textContent'
     reached = []
-    for _ in range(40):
+    for _ in range(80):
         press(tab, "Tab", 9)
         reached.append(tab.evaluate(label))
         if str(reached[-1]).startswith("layer 0, attention"):
@@ -278,11 +278,16 @@ def test_an_empty_text_has_one_message(browser: Browser, tmp_path: Path) -> None
     assert "1 token in" in tab.evaluate(f"{VIEW}.speed.textContent")
     shown = '[".strips .chip", ".prediction:not([hidden])"].map((one) => document.querySelectorAll(one).length)'
     assert min(tab.evaluate(shown)) > 0
+    numbers = (
+        '["lessons", "live-walk", "flow", "maps"].map((one) => document.querySelector(`.${one}`).checkVisibility())'
+    )
+    assert tab.evaluate(numbers) == [True] * 4
     typed(tab, "")
     assert tab.evaluate(shown) == [0, 0]
-    assert "What is below is of the last text" in tab.evaluate(f"{VIEW}.warning.textContent")
+    assert tab.evaluate(numbers) == [False] * 4
     typed(tab, "I")
     assert min(tab.evaluate(shown)) > 0
+    assert tab.evaluate(numbers) == [True] * 4
 
 
 OTHERS = ("gpt2-base", "bert-classes", "bert-tokens", "bert-spans", "bart-classes", "electra", "mixtral", "t5-encoder")
@@ -360,9 +365,10 @@ def test_the_bar_of_the_cache_is_as_long_as_what_is_stored(browser: Browser, pag
 
 def test_chapters_have_visible_names(browser: Browser, pages: dict[str, Path]) -> None:
     names = f"[...{VIEW}.lessons.chooser.children].map((one) => one.innerText)"
-    wide = opened(browser, pages["decoder"])
-    assert wide.evaluate(names)[1] == "2 Positions"
-    assert opened(browser, pages["decoder"], width=390).evaluate(names)[1].strip() == "2"
+    for width in (1280, 390):
+        shown = opened(browser, pages["decoder"], width=width).evaluate(names)
+        assert shown[1] == "2 Positions"
+        assert len(shown) == 11
 
 
 def test_the_page_shows_before_its_weights_are_unpacked(browser: Browser, pages: dict[str, Path]) -> None:

@@ -147,6 +147,32 @@ def live() -> None:
     screenshot("live", page, 760, width=1240)
 
 
+def words() -> None:
+    """One word in many sentences: after three blocks, as it is, with the deciding word cut, and the control."""
+    import json
+
+    import numpy as np
+
+    from triptych.page.plot import COLOURS, drawn
+
+    states = json.loads((ROOT / "src" / "triptych" / "page" / "word_states.json").read_text("utf-8"))
+    shown = [one for one in states["stacks"] if one["stack"] in ("bank", "bank, deciding word cut", "table")]
+    blocks = (2, 9, 29)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plot.png"
+        with drawn(path) as figure:
+            figure.set_size_inches(9, 7.5)
+            grid = figure.subplots(len(shown), len(blocks), sharex=True, sharey=True)
+            for axes, (one, block) in zip(grid.flat, ((a, b) for a in shown for b in blocks), strict=True):
+                x, y = np.array(one["at"][block + 1]).reshape(-1, 2).T
+                axes.scatter(x, y, s=18, c=[COLOURS[topic] for topic in one["text"]])
+                between, share = one["between"][block + 1], one["share"][block + 1]
+                axes.set_title(f"{one['stack']}, block {block}", fontsize=9)
+                axes.set_xlabel(f"{between:.0%} between topics; plane {share:.0%}", fontsize=8)
+                axes.set(xticks=[], yticks=[])
+        save("words", path)
+
+
 def terminal() -> None:
     """Commands on the model of the quickstart as a terminal shows them, as SVG that loads no font."""
     import io
@@ -189,6 +215,7 @@ PICTURES: dict[str, Callable[[], None]] = {
     "explain": explain,
     "inspect": inspect,
     "live": live,
+    "words": words,
     "terminal": terminal,
 }
 

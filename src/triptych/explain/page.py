@@ -4,7 +4,19 @@ import re
 
 from triptych.attention import attention_pattern
 from triptych.errors import InputError
-from triptych.page import AttentionMap, Facts, Grid, PlaygroundSection, Prose, Section, StepsSection, Unfolding, render
+from triptych.page import (
+    AttentionMap,
+    Facts,
+    Grid,
+    PlaygroundSection,
+    Prose,
+    Section,
+    StepsSection,
+    TextAttentionSection,
+    Unfolding,
+    WordStates,
+    render,
+)
 from triptych.page.attention_maps import StackName
 from .examples import worked
 from .steps import ShownTensor, Walk, name_of, number
@@ -18,6 +30,12 @@ queries are at the last positions, and a query sees the keys up to its own posit
 
 The additive score of Bahdanau et al. (2015) is computed from the same vectors: w · tanh(W_q q + W_k k). It is not \
 divided by √d. It begins with the identity for both matrices and ones for w; these can be changed as well."""
+
+_OVER_A_TEXT = """\
+The attention of the words that you write, matrix by matrix. All weights and all vectors of words are random numbers, \
+so that a pattern has no meaning: what is seen is what the sizes, the temperature and the mask do. Equal words have \
+equal vectors, and there are no positions. The page that triptych page writes shows the same of a trained model, with \
+its own weights."""
 
 
 def maps(walk: Walk) -> list[AttentionMap]:
@@ -68,12 +86,22 @@ def _grid(shown: ShownTensor) -> Grid:
 
 
 def playground() -> str:
-    """One offline HTML page in which Q, K and V, the mask, the scale and the temperature are edited by hand.
+    """One offline HTML page in which Q, K and V, the mask, the scale and the temperature are edited by hand, and in
+    which attention with random weights runs over words, with sizes and a mask that are chosen; with one word's states in
+    many sentences, stored of a pretrained model.
 
     Its examples are those of the lectures, with the numbers that `triptych.explain.worked` has.
     """
     examples = [_example(name) for name in EXAMPLES]
-    sections = (Prose("What it shows", _TEXT), PlaygroundSection("Attention by hand", examples))
+    sections = (
+        Prose("What it shows", _TEXT),
+        PlaygroundSection("Attention by hand", examples),
+        TextAttentionSection(
+            "Attention over a text", _OVER_A_TEXT, "she sat by the river bank and the bank was green",
+            "he took money from the bank",
+        ),
+        WordStates("One word in many sentences"),
+    )  # fmt: skip
     return render("Attention by hand", sections, subtitle="A playground without a model")
 
 

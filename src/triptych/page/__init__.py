@@ -24,10 +24,12 @@ from .sections import (
     StepsSection,
     Tab,
     TableSection,
+    TextAttentionSection,
     Unfolding,
     VerdictSection,
 )
 from .tokenizer_data import tokenizer_data
+from .word_states import WordStates
 
 __all__ = [
     "AnyMap",
@@ -56,9 +58,11 @@ __all__ = [
     "StepsSection",
     "Tab",
     "TableSection",
+    "TextAttentionSection",
     "TopMap",
     "Unfolding",
     "VerdictSection",
+    "WordStates",
     "render",
     "tokenizer_data",
     "write",

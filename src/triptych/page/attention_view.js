@@ -17,8 +17,10 @@ function reading(head, t, s, choose) {
 
 class AttentionView {
   // `heads` of each stack, `shade` of the first picture, `roles` that heads may have, and a `note` below the map.
-  constructor({ heads, stacks, shade = "head", roles = [], note = "" }, place) {
-    Object.assign(this, { place, heads, stacks, shade, roles, note });
+  // `explain`, if any, gives what a weight is made of: (head, t, s) -> pieces.
+  constructor({ heads, stacks, shade = "head", roles = [], note = "", explain = null }, place) {
+    Object.assign(this, { place, heads, stacks, shade, roles, note, explain });
+    this.product = el("p", { class: "walk-cell", "aria-live": "polite", hidden: explain ? null : "" });
     this.gallery = new Gallery((head) => this.open(head), this.roles);
     this.plot = new Plot((t, s) => this.choose(t, s, false));
     this.reading = el("aside", { class: "reading", "aria-label": "The chosen row" });
@@ -47,11 +49,22 @@ class AttentionView {
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),
       exportButtons(this));
     const large = div("large", this.title, this.numbers, this.plot.readout, this.controls, this.plot.ruler,
-      div("map", this.plot.node, div("beside", this.reading, this.plot.overview)),
+      this.product, div("map", this.plot.node, div("beside", this.reading, this.plot.overview)),
       div("scale", el("span", {}, "0"), this.bar, this.top),
       quiet(`Point, tap or use the arrow keys to read a weight; [ and ] change the head.${this.note}`));
     this.content = div("heads-and-map", this.gallery.node, large);
-    return el("div", {}, div("controls", stackChoice(this.stacks, (stack) => this.pick(stack))), this.content);
+    this.chooser = stackChoice(this.stacks, (stack) => this.pick(stack));
+    return el("div", {}, div("controls", this.chooser), this.content);
+  }
+
+  // Opens a head that was chosen elsewhere.
+  turnTo(stack, layer, head) {
+    if (stack !== this.stack) {
+      if (this.chooser) this.chooser.mark(stack);
+      this.pick(stack);
+    }
+    const wanted = this.heads[stack].find((one) => one.layer === layer && one.head === head);
+    if (wanted && wanted !== this.head) this.open(wanted);
   }
 
   pick(stack) {
@@ -96,6 +109,7 @@ class AttentionView {
     this.plot.mark(t, s, scroll);
     this.chosen = this.plot.at;
     refill(this.reading, reading(this.head, ...this.chosen, (key) => this.choose(this.chosen[0], key, true)));
+    if (this.explain) refill(this.product, this.explain(this.head, ...this.chosen));
   }
 
   showScale() {

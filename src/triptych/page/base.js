@@ -82,7 +82,9 @@ function shown(token) {
   return signed.replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
 }
 
-const three = (weight) => (weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3));
+const percent = (p) => (p > 0 && p < 0.001 ? "<0.1%" : `${(100 * p).toFixed(1)}%`);
+const three = (weight) => (weight > 0 && weight < 0.0005 ? "<0.001"
+  : weight === -Infinity ? "−∞" : weight.toFixed(3).replace("-", "−"));
 
 const bdi = (token) =>
   el("bdi", { class: "token", title: token.length > 2 * LONGEST ? shown(token) : token }, shown(token));

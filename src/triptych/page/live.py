@@ -17,6 +17,7 @@ from .live_export import check_size, export
 from .render import render
 from .sections import Facts, LiveSection
 from .tokenizer_data import tokenizer_data
+from .word_states import word_states
 
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
 FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with
@@ -50,7 +51,7 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
         "tokenizer": tokenizer, "program": exported.program, "parts": exported.parts(), "tables": exported.tables,
         "tensors": exported.tensors,
         "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
-        "weights": exported.base64(), **_diagram(exported.lowered),
+        "weights": exported.base64(), "word_states": word_states(), **_diagram(exported.lowered),
     }  # fmt: skip
     return LiveSection("Run the model", note or NOTES[spec.layout], content)
 

@@ -65,6 +65,13 @@ function gather(row, shown, count, v, offset, stride, width, out, to) {
   }
 }
 
+// Whether a query sees a key: by the mask of the model, by none, or by one that the reader painted over it.
+function seenBy({ how, name }, { mask, keys }) {
+  const own = how.mask === false || keys === "cross" ? () => true : visible(mask);
+  const painted = how.painted?.[keys === "cross" ? "cross" : name === "encode" ? "encoder" : "decoder"];
+  return painted ? paintedMask(painted, own) : own;
+}
+
 // softmax(mask(softcap(scale · q kᵀ) + bias)) v, in the order of `triptych.attention.reference`.  Heads that are cut
 // are not computed and give zeros.
 function attend({ q, k, v, bias, sinks, weight, mask, scale, softcap, keys, mechanism, ports, run }) {
@@ -72,7 +79,7 @@ function attend({ q, k, v, bias, sinks, weight, mask, scale, softcap, keys, mech
   const [n, heads, width] = q.shape;
   const [s, groups, valueWidth] = v.shape;
   const part = ports[0].slice(0, ports[0].lastIndexOf("."));
-  const seen = how.mask === false || keys === "cross" ? () => true : visible(mask);
+  const seen = seenBy(run, { mask, keys });
   const factor = how.scale === false ? 1 : scale;
   const linear = mechanism === "linear";
   const out = new Float32Array(n * heads * valueWidth);

@@ -1,10 +1,5 @@
 // Facts about the model and the followed token, for the texts of the chapters.
 
-// Numbers in a text, which carry their exact values.
-const number = (name, value, shown = decimal(value)) =>
-  el("b", { class: "number", "data-name": name, "data-value": value }, shown);
-const count = (name, value) => number(name, value, value.toLocaleString("en"));
-
 class About {
   constructor(view) {
     this.view = view;

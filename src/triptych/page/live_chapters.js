@@ -1,4 +1,4 @@
-// Ten short chapters beside the model.  Each is text with numbers of this model on this text, buttons that set up what
+// Short chapters beside the model.  Each is text with numbers of this model on this text, buttons that set up what
 // the text speaks of, and a question whose answer opens.
 // `text(about)` gives texts and nodes (`prose`); `steps` are [label, act, state, fits]: `state` says whether the page
 // is as the button makes it, `fits` whether the model has what the button acts on.
@@ -269,6 +269,15 @@ const CHAPTERS = [
     ask: "What would two matrices without the nonlinear function between them be?",
     answer: "One matrix: a product of matrices is a matrix. Only with the nonlinear function can an MLP compute what " +
       "a single matrix cannot.",
+  },
+  {
+    title: "One word, two meanings",
+    picture: (about) => wordPlane(about.section.word_states),
+    text: (about) => wordText(about.section.word_states),
+    steps: [],
+    ask: "The deciding word is cut, and the two topics are still apart. Why?",
+    answer: "Other words carry the topic as well, and words between have already read the deciding word: what they " +
+      "pass on is not cut.",
   },
   {
     title: "From vectors to a prediction",

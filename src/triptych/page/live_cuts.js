@@ -78,8 +78,6 @@ function headsOf(parts, patterns, names) {
   return heads;
 }
 
-const percent = (p) => (p > 0 && p < 0.001 ? "<0.1%" : `${(100 * p).toFixed(1)}%`);
-
 // Bars for the likeliest; a mark on each shows where it was in the whole model.
 class Bars {
   constructor(count, pick) {

@@ -34,12 +34,13 @@ class Engine {
   //   runs    of each entry the attention weights and those values that `names` has; of the head at the position `at`
   //   logits  at `rows`, and `whole`, the same of the model as it was trained
   //   token   what `tokenOf` gives for `lookup`
-  compute({ names = {}, at = 0, lookup = null, ...text }) {
+  //   walk    what `walkOf` gives for it
+  compute({ names = {}, at = 0, lookup = null, walk = null, ...text }) {
     const asTrained = { patterns: true };
     const { how = asTrained } = text;
     const key = JSON.stringify([text.source, text.ids]);
     const now = this.forward(text, { patterns: true, ...how }, [this.now, this.whole]);
-    const changed = how.cuts?.size || how.mask === false || how.scale === false;
+    const changed = how.cuts?.size || how.mask === false || how.scale === false || how.painted;
     if (!changed) this.whole = { ...now, key };
     else if (this.whole?.key !== key) this.whole = { ...this.forward(text, asTrained, [this.whole]), key };
     this.now = now;
@@ -51,7 +52,8 @@ class Engine {
       const values = new Map([...run.values].filter(([value]) => names[entry]?.has(value)));
       runs[entry] = { name: run.name, how: run.how, patterns: run.patterns, values };
     }
-    return { runs, logits, whole: this.whole.logits, token: lookup && this.tokenOf(lookup) };
+    return { runs, logits, whole: this.whole.logits, token: lookup && this.tokenOf(lookup),
+      walk: walk && walkOf(this.model, now, walk) };
   }
 
   // The size of a table, the first number of the row `id`, and the row that points most the same way.

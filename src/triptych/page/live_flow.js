@@ -2,22 +2,6 @@
 
 const SHOWN = 8; // numbers or keys that are written out
 
-// Numbers as a strip of colours: blue below zero, orange above.
-function paintStrip(canvas, numbers) {
-  const ends = STRIP[isDark() ? "dark" : "light"].map(channels);
-  const largest = numbers.reduce((best, x) => Math.max(best, Math.abs(x)), 0) || 1;
-  canvas.width = numbers.length;
-  canvas.height = 1;
-  const image = new ImageData(numbers.length, 1);
-  numbers.forEach((x, i) => image.data.set([...ends[x < 0 ? 0 : 1], 255 * Math.sqrt(Math.abs(x) / largest)], 4 * i));
-  canvas.getContext("2d").putImageData(image, 0, 0);
-}
-const STRIP = { light: ["#2b5ea7", "#c4561a"], dark: ["#7fb0f5", "#f39a5f"] };
-
-const decimal = (x) => (Math.abs(x) >= 1000 ? x.toFixed(0) : Math.abs(x) >= 100 ? x.toFixed(1) : x.toFixed(3))
-  .replace("-", "−");
-const rootMeanSquare = (numbers) => Math.sqrt(numbers.reduce((sum, x) => sum + x * x, 0) / numbers.length);
-
 // The boxes of a stack (`triptych.draw.graph`), each with its step, and the boxes that its inputs come from.
 function boxesOf(entries, given) {
   const boxes = given.map((box) => ({ ...box, step: entries[box.entry].instructions[box.index] }));
@@ -207,7 +191,7 @@ class Flow extends FlowPicture {
 
   strip(name, numbers, written, cut = false) {
     const canvas = el("canvas", { class: "numbers", "aria-hidden": "true" });
-    paintStrip(canvas, cut ? numbers.map(() => 0) : numbers);
+    paintNumbers(canvas, cut ? numbers.map(() => 0) : numbers);
     const few = [...numbers.subarray(0, SHOWN)].map(decimal);
     const largest = numbers.reduce((most, x) => (Math.abs(x) > Math.abs(most) ? x : most), 0);
     const rest = numbers.length > SHOWN ? ` of ${numbers.length}` : "";
@@ -224,7 +208,8 @@ class Flow extends FlowPicture {
   }
 
   table(header, rows) {
-    return el("div", { class: "wide", tabindex: 0 }, el("table", { class: "cells" },
+    const name = { class: "wide", tabindex: 0, role: "group", "aria-label": "Numbers" };
+    return el("div", name, el("table", { class: "cells" },
       header && el("thead", {}, el("tr", {}, header.map((cell) => el("th", { scope: "col" }, cell)))),
       el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((cell) => el("td", {}, cell)))))));
   }
@@ -241,8 +226,8 @@ class Flow extends FlowPicture {
       return value && run.how.cuts?.has(arrowName(run.name, step, key)) ? zeros(value) : value;
     };
     const [q, k, bias] = [of("q"), of("k"), of("bias")];
-    const { mask, scale, softcap, mechanism, keys: which } = step.attributes;
-    const seen = run.how.mask === false || which === "cross" ? () => true : visible(mask);
+    const { scale, softcap, mechanism } = step.attributes;
+    const seen = seenBy(run, step.attributes);
     const width = last(q);
     const g = Math.floor((head * k.shape[1]) / q.shape[1]);
     const every = Array.from({ length: keys }, (_, j) => j);

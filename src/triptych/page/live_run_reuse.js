@@ -6,7 +6,7 @@ function firstChange(entry, given, how, run) {
   const [now, was] = [how.cuts ?? new Set(), run.how.cuts ?? new Set()];
   const cuts = new Set([...now, ...was].filter((cut) => now.has(cut) !== was.has(cut)));
   const switched = ["mask", "scale"].some((key) => (how[key] === false) !== (run.how[key] === false))
-    || (how.patterns && !run.how.patterns);
+    || JSON.stringify(how.painted) !== JSON.stringify(run.how.painted) || (how.patterns && !run.how.patterns);
   const other = new Set(Object.keys(given.values).filter((name) => name !== "ids"
     && given.values[name] !== run.given.values[name]));
   const changes = (step) => {
@@ -30,7 +30,8 @@ function whatHolds(entry, given, how, run) {
     return step ? { run, step, tokens: 0 } : null;
   }
   tokens = Math.min(tokens, ids.length - 1);
-  const goesOn = tokens > 0 && step === entry.instructions.length && how.mask !== false && entry.continues;
+  const goesOn = tokens > 0 && step === entry.instructions.length && how.mask !== false && !how.painted
+    && entry.continues;
   return goesOn ? { run, step: 0, tokens } : null;
 }
 

@@ -7,12 +7,21 @@ class Lessons {
     this.at = 0;
     this.acted = false; // whether a button of the open chapter was pressed
     this.card = div("lesson");
-    const entries = CHAPTERS.map(({ title }, i) => [i, [i + 1, el("span", {}, ` ${title}`)]]);
+    const entries = CHAPTERS.map(({ title }, i) => [i, `${i + 1} ${title}`]);
     this.chooser = choice("Chapter", entries, 0, (i) => this.open(i));
-    CHAPTERS.forEach(({ title }, i) =>
-      this.chooser.children[i].setAttribute("aria-label", `Chapter ${i + 1}: ${title}`));
     this.chooser.classList.add("layers");
     this.node = div("lessons", this.chooser, this.card);
+    this.pictures = new Map(); // of chapters that have one
+    addEventListener("hashchange", () => this.follow());
+    this.follow();
+  }
+
+  // Opens the chapter that the address of the page names.
+  follow() {
+    const at = CHAPTERS.findIndex(({ title }) => `#${fileName(title)}` === location.hash);
+    if (at < 0 || at === this.at) return;
+    this.open(at);
+    this.node.scrollIntoView();
   }
 
   // The row of the token table that chapter 1 speaks of.
@@ -28,13 +37,17 @@ class Lessons {
     this.acted = false;
     this.at = at;
     this.chooser.mark(at);
+    try {
+      history.replaceState(null, "", `#${fileName(CHAPTERS[at].title)}`);
+    } catch { /* a page inside another may have no address of its own */ }
     if (this.view.now) this.build();
     this.show();
   }
 
   build() {
-    const { title, steps, ask, answer } = CHAPTERS[this.at];
+    const { title, steps, ask, answer, picture } = CHAPTERS[this.at];
     const about = new About(this.view);
+    if (picture && !this.pictures.has(title)) this.pictures.set(title, picture(about));
     this.text = el("p");
     const press = (act) => {
       this.acted = true;
@@ -49,7 +62,7 @@ class Lessons {
     });
     next.disabled = this.at === CHAPTERS.length - 1;
     this.card.replaceChildren(el("h4", {}, `${this.at + 1}. ${title}`), this.text,
-      div("lesson-steps", this.steps.map(({ one }) => one)),
+      this.pictures.get(title) ?? "", div("lesson-steps", this.steps.map(({ one }) => one)),
       el("details", {}, el("summary", {}, ask), el("p", {}, answer)), next);
   }
 
@@ -72,6 +85,7 @@ class LiveView {
     this.both = section.layout === "encoder-decoder";
     this.decodes = section.layout !== "encoder";
     this.generates = this.decodes && section.head === "LMHead";
+    this.painted = {}; // masks that the reader painted, by stack
     this.masked = new Set(); // positions that the reader masked, of an encoder's text
     this.now = null; // the last result of the engine, and the tokens that it is of
     this.tokens = null;
@@ -110,21 +124,26 @@ class LiveView {
     this.maps = div("maps");
     this.flow = new Flow(this);
     this.lessons = new Lessons(this);
+    this.walk = new LiveWalk(this);
+    this.below = [ // what is empty for an empty text
+      el("h3", {}, `${CHAPTERS.length} short chapters`), this.lessons.node,
+      el("h3", {}, "One attention, matrix by matrix"),
+      quiet(prose`All matrices of one head, to scale and with the model's own weights and numbers. Go through the steps,
+        press a number or move with the arrow keys, and read how it comes about.`),
+      this.walk.node];
+    this.last = [el("h3", {}, "The model's operations, step by step"), this.flow.node,
+      el("h3", {}, "Attention"), this.maps];
     place.append(
       div("desk",
         el("div", {}, this.source.node, this.target?.node, this.strips, this.warning, ...this.writing()),
         el("div", {}, this.predictions, this.effect, this.speed)),
-      el("h3", {}, "Ten short chapters"),
-      this.lessons.node,
+      ...this.below,
       el("h3", {}, "Parts"),
       quiet(prose`Every head and MLP of the model. Press one to remove it: it then adds nothing, and a line on each bar
         marks the probability in the whole model.`),
       this.board.node,
       this.switches(),
-      el("h3", {}, "The model's operations, step by step"),
-      this.flow.node,
-      el("h3", {}, "Attention"),
-      this.maps);
+      ...this.last);
     this.flow.draw();
   }
 
@@ -192,6 +211,7 @@ class LiveView {
   asTrained() {
     this.restoreText();
     this.masked.clear();
+    this.painted = {};
     for (const key of Object.keys(this.toggles)) this.switch(key, false);
     this.board.set([]);
   }
@@ -223,11 +243,20 @@ class LiveView {
   }
 
   how() {
-    return { cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale };
+    const how = { cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale };
+    return Object.keys(this.painted).length ? { ...how, painted: this.painted } : how;
   }
 
   get changed() {
-    return this.board.cuts.size > 0 || this.off.mask || this.off.scale;
+    return this.board.cuts.size > 0 || this.off.mask || this.off.scale || Object.keys(this.painted).length > 0;
+  }
+
+  // `change` makes of the painted mask of a stack another, which all its layers and heads then have.
+  paintMask(stack, change) {
+    const { [stack]: before = asItWas(), ...others } = this.painted;
+    const mask = change(before);
+    this.painted = isPainted(mask) ? { ...others, [stack]: mask } : others;
+    this.update();
   }
 
   // What the engine computes for tokens; null for `rows` where the head reads all vectors and gives one row.
@@ -235,7 +264,8 @@ class LiveView {
     const rows = this.section.head === "ClassHead" ? null : this.rowsOf(tokens.ids);
     const main = this.decodes ? "decode" : "encode";
     const at = this.flow.position(main, tokens);
-    return { ...tokens, rows, at, how: this.how(), names: this.flow.names, lookup: this.lessons.lookup(tokens) };
+    return { ...tokens, rows, at, how: this.how(), names: this.flow.names,
+      lookup: this.lessons.lookup(tokens), walk: this.walk.wanted };
   }
 
   // The positions whose predictions are shown: the last of a text that goes on, the masks, or the first.
@@ -267,7 +297,7 @@ class LiveView {
       began = performance.now();
       this.stale = false;
       tokens = this.read();
-      if (!tokens.ids.length || tokens.source?.length === 0) return this.showNothing();
+      if (!this.source.input.value || !tokens.ids.length) return this.showNothing(); // some models add tokens
       now = await this.engine.call("compute", this.request(tokens));
     } catch ({ message }) {
       this.stale = false;
@@ -279,8 +309,10 @@ class LiveView {
 
   show(tokens, now, began) {
     [this.tokens, this.now] = [tokens, now];
+    for (const node of [...this.below, ...this.last]) node.hidden = false;
     this.showTokens(tokens);
     this.showPredictions(tokens);
+    this.walk.show();
     this.showAttention(tokens);
     this.flow.show();
     this.lessons.show();
@@ -293,8 +325,8 @@ class LiveView {
 
   // Of an empty text: no tokens, no predictions.
   showNothing() {
-    const below = this.now ? " What is below is of the last text." : "";
-    this.warning.textContent = `There are no tokens yet; type something.${below}`;
+    this.warning.textContent = "There are no tokens yet; type something.";
+    for (const node of [...this.below, ...this.last]) node.hidden = true;
     this.speed.textContent = this.effect.textContent = "";
     this.strips.replaceChildren();
     this.shownTokens = null;
@@ -373,7 +405,8 @@ class LiveView {
     const stacks = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
     if (this.attention) this.attention.update(heads);
     else if (stacks.length) {
-      this.attention = new AttentionView({ heads, stacks }, this.maps);
+      this.attention = new AttentionView({ heads, stacks,
+        explain: (head, t, s) => this.walk.explain(head, t, s) }, this.maps);
       this.attention.pick(stacks[0]);
     }
   }

@@ -73,7 +73,7 @@ const shownNumber = (value) =>
 function matrixOf(name, shownName, about, rows, cell) {
   const body = rows.map((row, t) => el("tr", {}, el("th", { scope: "row" }, t), row.map((x, i) => cell(x, t, i))));
   return div("matrix", div("named", el("b", {}, shownName), " ", el("span", {}, about)),
-    el("div", { class: "wide", tabindex: "0" },
+    el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": name },
       el("table", { class: "cells", "data-name": name }, el("tbody", {}, body))));
 }
 

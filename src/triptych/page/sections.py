@@ -252,6 +252,16 @@ class PlaygroundSection(Section):
 
 
 @dataclass(frozen=True)
+class TextAttentionSection(Section):
+    """Attention over the words that a reader writes, with random weights.  It begins with `text`, which can also read
+    the words of `other`."""
+
+    note: str
+    text: str
+    other: str
+
+
+@dataclass(frozen=True)
 class QuestionItem:
     """A question and, behind a fold, its answer and how it is worked out; without an answer, room to write one."""
 

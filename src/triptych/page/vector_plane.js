@@ -14,17 +14,18 @@ class PlaneView {
     this.slider = el("input", { type: "range", min: 0, max: this.layer, step: 1, "aria-label": "Layer",
       oninput: () => this.show(Number(this.slider.value)) });
     this.name = el("output", { class: "layer-name", "aria-live": "polite" });
+    this.note = el("p", { class: "quiet", role: "status" });
     this.play = button("Play", "Go through the layers", () => this.run());
     this.words = group("words", "Words; press one to follow it through the layers");
-    const stacks = section.stacks.map(({ stack }) => [stack, STACKS[stack].label]);
+    const stacks = section.stacks.map(({ stack }) => [stack, STACKS[stack]?.label ?? stack]);
     const legend = section.texts.map((text, index) => el("span", {}, el("i", { class: `key-${index % COLOURS}` }),
       el("bdi", { title: text.slice(0, 400) }, shortened(shown(text), 80))));
     place.append(
       div("controls",
-        stacks.length > 1 && choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack)),
+        stacks.length > 1 && choice("Points", stacks, stacks[0][0], (stack) => this.pick(stack)),
         el("label", { class: "layers" }, this.play, this.slider, this.name), exportButtons(this)),
       div("legend", legend),
-      div("plane-and-words", this.picture, this.words),
+      div("plane-and-words", this.picture, this.words), this.note,
     );
     for (const one of [this.play, this.slider]) one.hidden = section.stacks.every(({ layers }) => layers.length < 2);
     this.pick(this.stack.stack);
@@ -73,9 +74,14 @@ class PlaneView {
   show(layer) {
     this.layer = layer;
     this.slider.value = layer;
-    const { tokens, layers, share, text, place, named } = this.stack;
+    const { tokens, layers, share, text, place, named, sentences, between, chance } = this.stack;
     this.name.textContent = `${layers[layer]} · the plane shows ${Math.round(100 * share[layer])}% of the variance`;
     this.picture.setAttribute("aria-label", `${tokens.length} tokens in a plane, ${layers[layer]}`);
+    // Of one word in many sentences: those that are followed, and how far the texts are apart.
+    const followed = sentences?.filter((_, i) => this.keys[i] === this.word) ?? [];
+    this.note.textContent = [between && `${percent(between[layer])} of the variance of all dimensions lies between the
+      two texts; between random groups ${percent(chance[layer])}.`.replace(/\s+/g, " "), ...followed]
+      .filter((one) => one).join(" · ");
     for (const one of this.words.children) one.setAttribute("aria-pressed", one.dataset.word === this.word);
     const unit = 2520 / (this.picture.clientWidth || 900); // of the picture to a pixel
     const points = tokens.map((token, i) => {
@@ -88,7 +94,7 @@ class PlaneView {
         on && layer > 0 && svg("path", { class: `stroke-${colour}`, d: `M${path()}` }),
         svg("circle", { class: `fill-${colour}`, cx: x, cy: y, r: (on ? 6 : 4) * unit,
           onclick: () => this.follow(this.keys[i]) },
-        svg("title", {}, `${shown(token.slice(0, 80))} · text ${text[i] + 1}, token ${place[i]}`)),
+        svg("title", {}, sentences?.[i] ?? `${shown(token.slice(0, 80))} · text ${text[i] + 1}, token ${place[i]}`)),
         label && svg("text", { x: x + 8 * unit, y: y + 4 * unit, "font-size": (on ? 13 : 11) * unit }, this.label(i)));
       return [on, group];
     });
