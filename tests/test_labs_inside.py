@@ -45,7 +45,7 @@ def ignore_edits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "finish", unedited)
 
 
-def test_bank_passes_and_says_of_its_head_what_the_test_of_heads_says(loaded: None, smollm2: Model) -> None:
+def test_bank_passes(loaded: None, smollm2: Model) -> None:
     """Head 4.2 was found on these sentences; with other words in the place of "river" it does not stand out."""
     text = passes(run("bank")).meaning
     link = smollm2.link("She sat by the river bank", "bank", "river")
