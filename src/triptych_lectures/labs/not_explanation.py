@@ -145,7 +145,7 @@ class NotExplanationLab(Lab):
             ),
             Clause(
                 f"Control: weights shuffled by {mixed.attention:.2f} of 1 change the answers by {mixed.output:.2f};"
-                f" from shuffled labels a classifier learns {control.learned:.0%} of what can be learned.",
+                f" from shuffled labels a classifier learns {max(0.0, control.learned):.0%} of what can be learned.",
                 (
                     Check(
                         "control: distance of the shuffled patterns over that of the alternative",

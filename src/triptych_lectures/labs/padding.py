@@ -116,7 +116,8 @@ class PaddingLab(Lab):
                 "The mask does not hide the padding",
             ),
             Clause(
-                f"Control: from shuffled answers a model learns {shuffled.learned:.0%} of what can be learned.",
+                "Control: from shuffled answers a model learns"
+                f" {max(0.0, shuffled.learned):.0%} of what can be learned.",
                 (Check("control: learned from shuffled answers", shuffled.learned, most=0.1),),
                 "The task can be learned from shuffled answers",
             ),

@@ -88,7 +88,9 @@ class TrainedTranslator(NamedTuple):
     def reached(self, nats: float) -> int | None:
         """The first step from which the mean loss of `SMOOTHED` steps was at most `nats`; None where it never was, and
         where there were fewer steps."""
-        below = np.flatnonzero(self._means <= nats) if len(self.losses) >= SMOOTHED else []
+        if len(self.losses) < SMOOTHED:
+            return None
+        below = np.flatnonzero(self._means <= nats)
         return int(below[0]) + SMOOTHED if len(below) else None
 
     @property

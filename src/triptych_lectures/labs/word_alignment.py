@@ -16,7 +16,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
-from .lab import Check, Clause, LabResult, Setup, size
+from .lab import Check, Clause, Conclusion, LabResult, Setup, size
 from .small_models import share_table
 from .translation import TranslationSizes, TranslationTask
 from .translators import START_ID, BesideEncoder, beside_encoder
@@ -66,7 +66,7 @@ class WordAlignmentLab(TranslationSizes):
         rate = error_rate(_peaks(patterns[place][half:]), held)
         model1 = error_rate([lexicon.links(pair) for pair in held], held)
         straight = error_rate([diagonal(pair) for pair in held], held)
-        conclusion = (
+        conclusion: Conclusion = (
             Clause(
                 "To write a word the model attends to the one it translates, though no alignment was trained. The links"
                 f" of {place.name} have an error rate of {rate:.2f}, those of the diagonal {straight:.2f}; control:"
