@@ -160,6 +160,18 @@ def test_a_loss_is_reached_only_in_a_whole_mean() -> None:
     assert TrainedTranslator(Silent(), [(1.0, 0.0)] * (SMOOTHED - 1), 1.0).reached(1.0) is None
 
 
+def test_the_loss_at_the_end_is_reached() -> None:
+    """Two ways to compute the mean differ in the last bit, and then it never was."""
+    for seed in range(20):
+        losses = [(float(step), 3.0 / (step + 1) + noise) for step, noise in enumerate(random_losses(seed))]
+        trained = TrainedTranslator(Silent(), losses, 1.0)
+        assert trained.reached(trained.last) is not None
+
+
+def random_losses(seed: int) -> list[float]:
+    return (0.01 * np.random.default_rng(seed).random(40)).tolist()
+
+
 def test_a_gradient_that_vanishes_in_one_draw_has_no_geometric_mean_above_0() -> None:
     assert _geometric_mean([4.0, 9.0]) == pytest.approx(6.0)
     assert _geometric_mean([4.0, 0.0]) == 0.0

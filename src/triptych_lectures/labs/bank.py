@@ -7,23 +7,32 @@ The claim is that attention from the last word to the one before it separates it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
-from triptych.probe import Edit, Where
+from triptych.probe import Edit, LinkTable, Where
 from triptych.probe.role_scores import at_offset, mean_weight
 from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .pretrained import decoder, head_maps
 from .small_models import curve
 
-SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
-LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They robbed the bank")
+SHORES = (
+    "She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank",
+    "The boat reached the bank",
+)  # fmt: skip
+LENDERS = (
+    "She went to the money bank", "He borrowed cash from the bank", "They robbed the bank",
+    "I have an account at the bank",
+)  # fmt: skip
+PARTED = 2000  # ways to part the sentences that are tried, drawn where there are more
 SHOWN = 8  # of the heads that are cut, in the table and as maps
 
 
@@ -34,7 +43,8 @@ class BankLab(Lab):
     falsified_by = (
         "The claim is false if the two vectors separate as far with the link from the last word to the deciding one"
         " cut, or stay together with another link cut. That a few early heads do it is false if cutting as many heads"
-        " that read the word as strongly in later layers has the same effect."
+        " that read the word as strongly in later layers has the same effect. That the vectors tell the senses apart is"
+        " false if another way to part the sentences in two groups separates them as far."
     )
     seeds = 1
 
@@ -43,13 +53,16 @@ class BankLab(Lab):
     word: str = size("river", "deciding word of the first sentence")
     other_start: str = size("She went to the", "words before the deciding word of the second sentence")
     other_word: str = size("money", "deciding word of the second sentence")
-    one_sense: str = size("|".join(SHORES), "sentences of the first meaning, two or more, separated by |")
-    other_sense: str = size("|".join(LENDERS), "sentences of the second meaning, two or more")
+    one_sense: str = size("|".join(SHORES), "sentences of the first meaning, four or more, separated by |")
+    other_sense: str = size("|".join(LENDERS), "sentences of the second meaning, four or more")
     readers: int = size(12, "heads that are cut together")
 
     def __post_init__(self) -> None:
-        if any(len(side) < 2 for side in self.senses):
-            raise InputError("sizes one_sense and other_sense: give two or more sentences of each, separated by |")
+        for name in ("ambiguous", "word", "other_word"):
+            if len(getattr(self, name).split()) != 1:
+                raise InputError(f"size {name}: {getattr(self, name)!r} must be one word")
+        if any(len(side) < 4 for side in self.senses):
+            raise InputError("sizes one_sense and other_sense: give four or more sentences of each, separated by |")
         for sentence in (text for side in self.senses for text in side):
             if not sentence.endswith(f" {self.ambiguous}"):
                 raise InputError(
@@ -85,30 +98,18 @@ class BankLab(Lab):
         cosines = {name: pair.cosines(cut) for name, cut in cuts.items()}
         whole = cosines["as it is"]
         separations = [sum(1 - x for x in line) for line in cosines.values()]
-        word, few, control, before = (left / separations[0] if separations[0] else math.nan for left in separations[1:])
-        (within, between), content = self._senses(model), pair.content()
-        share, without = "share of the separation left", f"without the {readers} strongest readers of"
-        deep = slice(len(within) // 4, None)
-        checks = (
-            Check(f"cosine of the two {self.ambiguous!r}s as they enter", whole[0], least=1 - 1e-6),
-            Check("lowest cosine in a later layer", min(whole), most=0.9),
-            Check(f"{share} when {self.link}", word, most=0.3),
-            Check(f"control: {share} when it cannot see the word before that one instead", before, least=0.7),
-            Check(
-                "separation left if the sentences differ in no other word",
-                1 - min(almost.cosines(almost.cut())),
-                most=1e-4,
-            ),
-            Check(f"{share} {without} the first third of the layers", few, most=0.6),
-            Check(f"control: {share} {without} the other layers", control, least=0.8),
-            Check(
-                "weight of the later readers on the deciding word, over that of the early ones",
-                pair.mean(late) / pair.mean(early),
-                least=0.6,
-            ),
-            Check("cosine within a sense, less that between senses", _mean(within[deep]) - _mean(between[deep]), 0.02),
-            Check(f"{content.name}: weight to {self.word!r} and {self.other_word!r}, mean", content.weight, least=0.6),
-            Check(f"{content.name}: weight of other words to the one before", content.elsewhere, most=0.25),
+        left = [one / separations[0] if separations[0] else math.nan for one in separations[1:]]
+        nothing_else = 1 - min(almost.cosines(almost.cut()))
+        setup.progress("comparing the two senses, and the heads that read the word with other words in its place")
+        senses_of = Senses(model, *self.senses)
+        within, between = senses_of.lines(senses_of.true)
+        content = pair.content()
+        link = model.link(f"{self.start} {self.word} {self.ambiguous}", *self._words(), seed=setup.seed)
+        conclusion = (
+            self._separated(min(whole), left[0], left[3], nothing_else),
+            self._few_heads(left[1], left[2], pair.mean(late) / pair.mean(early)),
+            self._two_senses(senses_of),
+            self._content(content, link),
         )
         senses = f"{sum(map(len, self.senses))} sentences that end in {last}, means"
         of_senses, layers = {"of one sense": within, "of two senses": between}, range(len(whole))
@@ -118,31 +119,78 @@ class BankLab(Lab):
             curve(senses, "blocks passed", "cosine", layers, of_senses),
             pair.maps(early[:SHOWN]),
         )
-        meaning = self._meaning(few, control, content)
-        return LabResult("How does one word get two meanings?", (Clause(meaning, checks),), sections)
+        remarks = (
+            "Which heads read the word, and which by its meaning, was chosen on these two sentences. Most readers read"
+            " whatever stands just before them (last column of the table)."
+        )
+        return LabResult("How does one word get two meanings?", conclusion, sections, remarks)
 
-    def _meaning(self, few: float, control: float, content: Content) -> str:
-        return (
-            f"One token enters as one vector, whatever stands around it. Attention moves what {self.word!r} or"
-            f" {self.other_word!r} say into {self.ambiguous!r}, in a few heads of the early layers, and from there on"
-            " the two vectors differ; words of one sense are nearer to each other than to those of the other. Cutting"
-            " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
-            f" the {self.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
-            f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
-            f" whatever stands just before them (last column). {content.name.capitalize()} does not:"
-            f" it gives the deciding word {content.weight:.2f} and the word before any other token"
-            f" {content.elsewhere:.2f}."
+    def _words(self) -> tuple[str, str]:
+        """The last word and the deciding one of the first sentence, each with its number among words that are alike."""
+        words = f"{self.start} {self.word} {self.ambiguous}".split()
+        of_word = f"{self.start} {self.word}".split().count(self.word)
+        return f"{self.ambiguous}@{words.count(self.ambiguous)}", f"{self.word}@{of_word}"
+
+    def _separated(self, lowest: float, word: float, before: float, nothing_else: float) -> Clause:
+        share = "share of the separation left when"
+        return Clause(
+            f"Attention moves what {self.word!r} or {self.other_word!r} say into {self.ambiguous!r}: its two vectors"
+            f" enter alike and separate, to a cosine of {lowest:.2f}. With this one link cut {word:.0%} of the"
+            f" separation is left; with another link cut, the control, {before:.0%}.",
+            (
+                Check("lowest cosine in a later layer", lowest, most=0.9),
+                Check(f"{share} {self.link}", word, most=0.3),
+                Check("separation left if the sentences differ in no other word", nothing_else, most=1e-4),
+                Check(f"control: {share} it cannot see the word before that one instead", before, least=0.7),
+            ),
+            "It is not this link that separates the two vectors",
         )
 
-    def _senses(self, model: Model) -> tuple[Lines, Lines]:
-        """By layer, the mean cosine of two last words of one sense, and of two of different senses."""
-        one, other = self.senses
-        last = _last(model, model.ids([*one, *other]))
-        shores, lenders = last[: len(one)], last[len(one) :]
-        same = [_cosines(a, b) for side in (shores, lenders) for i, a in enumerate(side) for b in side[:i]]
-        between_senses = [_cosines(a, b) for a in shores for b in lenders]
-        within, between = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, between_senses))
-        return within, between
+    def _few_heads(self, few: float, control: float, weight: float) -> Clause:
+        share = f"share of the separation left without the {self.readers} strongest readers of"
+        return Clause(
+            f"A few early heads do it: without the {self.readers} strongest readers of the first third of the layers"
+            f" {few:.0%} of the separation is left; control: without as many later heads, which read the word"
+            f" {weight:.2f} times as strongly, {control:.0%}.",
+            (
+                Check(f"{share} the first third of the layers", few, most=0.6),
+                Check(f"control: {share} the other layers", control, least=0.8),
+                Check(
+                    "weight of the later readers on the deciding word, over that of the early ones", weight, least=0.6
+                ),
+            ),
+            "It is not a few early heads that separate them",
+        )
+
+    def _two_senses(self, senses: Senses) -> Clause:
+        apart, as_far = senses.apart(senses.true), senses.as_far()
+        return Clause(
+            f"Words of one sense are nearer to each other than to those of the other, by {apart:.2f}; of all ways to"
+            f" part the {len(senses.cosines)} sentences in two such groups {as_far:.0%} separate them as far.",
+            (
+                Check("cosine within a sense, less that between senses", apart, least=0.02),
+                Check("control: share of the ways to part the sentences that separate as far", as_far, most=0.05),
+            ),
+            "The vectors do not tell the two senses apart",
+        )
+
+    def _content(self, content: Content, link: LinkTable) -> Clause:
+        """What is said of chance follows the test of `triptych heads --link`, whichever way it comes out."""
+        own = next(row for row in link.rows if (row.layer, row.head) == content.head)
+        tested = f"`heads --link {self.ambiguous}:{self.word}` puts other words in its place, to which this head gives"
+        tested += f" {own.null:.2f}, and finds {len(link.above)} of {len(link.rows)} heads beyond chance,"
+        return Clause(
+            f"{content.name.capitalize()} gives the deciding words {content.weight:.2f} of its weight, and the word"
+            f" before any other token {content.elsewhere:.2f}. It was found on these sentences: {tested}"
+            f" {'this one among them' if own.above else 'this one not among them'} (p {own.p:.2g}).",
+            (
+                Check(
+                    f"{content.name}: weight to {self.word!r} and {self.other_word!r}, mean", content.weight, least=0.6
+                ),
+                Check(f"{content.name}: weight of other words to the one before", content.elsewhere, most=0.25),
+            ),
+            "No head reads the deciding words, and no others from the word before them",
+        )
 
 
 Head = tuple[int, int]  # layer, head
@@ -160,6 +208,42 @@ class Content(NamedTuple):
     @property
     def name(self) -> str:
         return f"layer {self.head[0]} head {self.head[1]}"
+
+
+class Senses:
+    """Sentences of two senses that end in one word: the vectors of this word by layer."""
+
+    def __init__(self, model: Model, one: Sequence[str], other: Sequence[str]) -> None:
+        last = torch.stack(_last(model, model.ids([*one, *other])), 1)  # [L + 1, n, D]
+        last = torch.nn.functional.normalize(last, dim=-1)
+        self.cosines = (last @ last.mT).permute(1, 2, 0)  # [n, n, L + 1]
+        self.true = tuple(range(len(one)))
+        self.deep = slice(self.cosines.shape[-1] // 4, None)
+
+    def lines(self, first: Sequence[int]) -> tuple[Lines, Lines]:
+        """By layer, the mean cosine within both groups, the `first` sentences and the rest, and that between them."""
+        n = len(self.cosines)
+        group = torch.isin(torch.arange(n), torch.tensor(first))
+        pairs = torch.ones(n, n).triu(1).bool()
+        same = group[:, None] == group
+        within, between = (self.cosines[pairs & which].mean(0).tolist() for which in (same, ~same))
+        return within, between
+
+    def apart(self, first: Sequence[int]) -> float:
+        """The mean cosine within the groups less that between them, after the first quarter of the layers."""
+        within, between = self.lines(first)
+        return _mean(within[self.deep]) - _mean(between[self.deep])
+
+    def as_far(self) -> float:
+        """The share of the ways to part the sentences in groups of these sizes that separate them as far, the true one
+        among them."""
+        n, first = len(self.cosines), len(self.true)
+        ways: Iterable[Sequence[int]] = combinations(range(n), first)
+        if math.comb(n, first) > PARTED:
+            random = np.random.default_rng(n)
+            ways = [self.true, *(random.permutation(n)[:first].tolist() for _ in range(PARTED - 1))]
+        least = self.apart(self.true) - 1e-9
+        return _mean([float(self.apart(way) >= least) for way in ways])
 
 
 class SentencePair:

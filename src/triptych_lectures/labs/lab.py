@@ -44,6 +44,8 @@ class Limits:
     def check(self, name: str, value: Size, sizes: Mapping[str, Size]) -> None:
         """Raise InputError, which names the size, for a value outside these limits; `sizes` are all of the lab."""
         if isinstance(value, str):
+            if not value.strip():
+                raise InputError(f"size {name}: an empty text; give one with words")
             return
         several, shown = _several(value), shown_size(value)
         if len(several) < self.values:

@@ -21,7 +21,7 @@ from .generated_tasks import (
     right,
     train,
 )
-from .lab import Check, Checks, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
 from .other_patterns import (
     Answers,
     AskedKind,
@@ -37,7 +37,7 @@ from .other_patterns import (
 from .pretrained import decoder
 from .small_models import curve, encoder, share_table
 
-ModelResult = tuple[Checks, str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
+ModelResult = tuple[Conclusion, tuple[Section, ...]]
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 
 
@@ -84,13 +84,18 @@ class NotExplanationLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         """0.4 and 0.3 of 1 are far, 0.05 is unchanged, and 0.5, or half of the rows, is most."""
-        next_word: ModelResult = (), "", ()
-        if setup.full or setup.model is not None:
-            next_word = self._of_decoder(setup)
         setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
-        checks, meaning, sections = self._of_classifier(setup.seed)
-        question = "Does a pattern of attention explain the output?"
-        return LabResult(question, (Clause(meaning + next_word[1], checks + next_word[0]),), sections + next_word[2])
+        conclusion, sections = self._of_classifier(setup.seed)
+        remarks = (
+            "The alternative is searched with the model's weights held fixed. That a model could be trained to use such"
+            " patterns is not shown (Wiegreffe and Pinter 2019)."
+        )
+        if setup.full or setup.model is not None:
+            of_decoder, more = self._of_decoder(setup)
+            conclusion, sections = conclusion + of_decoder, sections + more
+        else:
+            remarks += " `--full` asks the same of the next word of a pretrained decoder."
+        return LabResult("Does a pattern of attention explain the output?", conclusion, sections, remarks)
 
     def _of_classifier(self, seed: int) -> ModelResult:
         """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""
@@ -119,41 +124,54 @@ class NotExplanationLab(Lab):
         # The first token asks: it is read in every row, and is not among those that are ranked.
         named = {by: float((of[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for by, of in scores.items()}
         needed = float(hidden.gather(1, deciding[:, None]).mean())
-        checks = (
-            Check("classifier: right on new rows", share, least=0.9),
-            Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, least=0.4),
-            Check(
-                "distance of the first token's alternative where a shuffle alone moves the output most",
-                apart_in(answers, other.patterns, alone.index(max(alone))),
-                least=0.3,
+        most = apart_in(answers, other.patterns, alone.index(max(alone)))
+        by_attention, by_other = named["attention"], named["attention of the alternative"]
+        conclusion = (
+            Clause(
+                f"A classifier of {self.layers} layers answers which value the kind that is asked for has, {share:.0%}"
+                f" right. All its attention can be exchanged at once for weights {other.attention:.2f} of 1 away, and"
+                f" its answers stay: they change by {other.output:.3f}, the most by {changed:.3f}.",
+                (
+                    Check("classifier: right on new rows", share, least=0.9),
+                    Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, 0.4),
+                    Check(
+                        "distance of the first token's alternative where a shuffle alone moves the output most",
+                        most,
+                        least=0.3,
+                    ),
+                    Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
+                ),
+                "No other patterns were found under which the answers stay",
             ),
-            Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
-            Check(
-                "control: distance of the shuffled patterns over that of the alternative",
-                mixed.attention / other.attention,
-                most=1.05,
+            Clause(
+                f"Control: weights shuffled by {mixed.attention:.2f} of 1 change the answers by {mixed.output:.2f};"
+                f" from shuffled labels a classifier learns {max(0.0, control.learned):.0%} of what can be learned.",
+                (
+                    Check(
+                        "control: distance of the shuffled patterns over that of the alternative",
+                        mixed.attention / other.attention,
+                        most=1.05,
+                    ),
+                    Check("control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
+                    Check("control: learned from shuffled labels", control.learned, most=0.1),
+                ),
+                "Any patterns give this output, or any labels can be learned",
             ),
-            Check("control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
-            Check("output change when the deciding token is hidden", needed, least=0.5),
-            Check(
-                "rows in which the deciding token is named by hiding tokens one by one", named["hiding it"], least=0.5
+            Clause(
+                f"The token that decides is known here. Hiding tokens one by one names it in {named['hiding it']:.0%}"
+                f" of the rows, the most attention in {by_attention:.0%}, and the most attention of the alternative,"
+                f" which gives the same answers, in {by_other:.0%}.",
+                (
+                    Check("output change when the deciding token is hidden", needed, least=0.5),
+                    Check("rows in which hiding tokens one by one names the deciding token", named["hiding it"], 0.5),
+                    Check(
+                        "rows in which the most attention names it, less those of the alternative's",
+                        by_attention - by_other,
+                        least=0.2,
+                    ),
+                ),
+                "Attention and its alternative name the deciding token alike",
             ),
-            Check(
-                "rows in which the deciding token is named by the most attention, less by that of the alternative",
-                named["attention"] - named["attention of the alternative"],
-                least=0.2,
-            ),
-            Check("control: learned from shuffled labels", control.learned, most=0.1),
-        )
-        meaning = (
-            f"A classifier of {self.layers} layers answers which value the kind that is asked for has. All its"
-            f" attention can be exchanged at once for weights {other.attention:.2f} of 1 away, and its answers stay:"
-            f" the largest change is {changed:.4f}. Weights shuffled by {mixed.attention:.2f} change them by"
-            f" {mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one names it in"
-            f" {named['hiding it']:.0%} of the rows (without it a guess is still right in 1 of {self.values}), the"
-            f" gradient in {named['gradient']:.0%}, the most attention in {named['attention']:.0%}, and the most"
-            " attention of the alternative, which gives the same answers, in"
-            f" {named['attention of the alternative']:.0%}."
         )
         layers = [
             [str(layer), f"{moved:.3f}", f"{apart_in(answers, other.patterns, layer):.2f}"]
@@ -166,7 +184,7 @@ class NotExplanationLab(Lab):
             share_table("Rows in which the deciding token is named", ("by", "share"), named, ".0%"),
             _curve("The search for other patterns, classifier", path),
         )
-        return checks, meaning, sections
+        return conclusion, sections
 
     def _of_decoder(self, setup: Setup) -> ModelResult:
         """Search for other patterns of the last token, shuffle them, and hide one token after the other."""
@@ -174,6 +192,8 @@ class NotExplanationLab(Lab):
         if model.spec.layout != "decoder":
             raise InputError(f"this lab predicts the next word; it needs a decoder, not an {model.spec.layout}")
         [ids] = model.ids([self.text])
+        if len(ids) < 3:
+            raise InputError(f"size text: {self.text!r} is {len(ids)} tokens; give three or more")
         last = Answers(model, [ids], at=len(ids) - 1, query=len(ids) - 1)
         layers, random = range(last.patterns.shape[1]), torch.Generator().manual_seed(setup.seed)
         setup.progress(f"searching for other patterns in all {len(layers)} layers of the decoder, {self.steps} steps")
@@ -189,36 +209,42 @@ class NotExplanationLab(Lab):
         weights = last.patterns[0, :, :, 0].mean((0, 1)).tolist()
         drop, read = max(hidden), weights.index(max(weights))  # the largest change, and the token that is read most
         needed = hidden.index(drop)
-        checks = (
-            Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, least=0.4),
-            Check(
-                f"decoder: distance in the {len(apart)} layers where a shuffle alone moves the output most",
-                sum(apart.values()) / len(apart),
-                least=0.3,
+        where = f"in the {len(apart)} layers where a shuffle alone moves the output most"
+        conclusion = (
+            Clause(
+                "In all layers and heads of the pretrained decoder at once the last token's attention can be exchanged"
+                f" for weights {other.attention:.2f} of 1 away, and the next word keeps its probability: it changes by"
+                f" {other.output:.3f}. Control: a shuffle by {mixed.attention:.2f} changes it by {mixed.output:.2f}.",
+                (
+                    Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, 0.4),
+                    Check(f"decoder: distance {where}", sum(apart.values()) / len(apart), least=0.3),
+                    Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
+                    Check(
+                        "decoder, control: distance of the shuffled patterns over that of the alternative",
+                        mixed.attention / other.attention,
+                        0.95,
+                        1.05,
+                    ),
+                    Check(
+                        "decoder, control: output change under the shuffled patterns in all layers", mixed.output, 0.5
+                    ),
+                ),
+                "The decoder's next word does not stay under other patterns alone",
             ),
-            Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
-            Check(
-                "decoder, control: distance of the shuffled patterns over that of the alternative",
-                mixed.attention / other.attention,
-                0.95,
-                1.05,
+            Clause(
+                f"Weights do not rank importance: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding"
+                f" it changes the output by {hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding"
+                f" it changes the output by {drop:.2f}.",
+                (
+                    Check("decoder: output change when the token that matters most is hidden", drop, least=0.3),
+                    Check(
+                        "decoder: that over the change when the most attended one is",
+                        drop / (hidden[read] or math.nan),
+                        least=3.0,
+                    ),
+                ),
+                "The token with the most attention is among those that matter most",
             ),
-            Check("decoder, control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
-            Check("decoder: output change when the token that matters most is hidden", drop, least=0.3),
-            Check(
-                "decoder: that over the change when the most attended one is",
-                drop / (hidden[read] or math.nan),
-                least=3.0,
-            ),
-        )
-        meaning = (
-            " In all layers and heads of the decoder at once the last token's attention can be exchanged for weights"
-            " that look elsewhere, and the next word keeps its probability: the picture of the weights is one of many"
-            f" that give this output. A shuffle of the same distance changes it by {mixed.output:.2f} of 1. Weights do"
-            f" not rank importance either: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding it"
-            f" changes the output by {hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding it"
-            f" changes the output by {drop:.2f}. The alternative was searched for one sentence with the model's weights"
-            " held fixed. That a model could be trained to use such patterns is not shown (Wiegreffe and Pinter)."
         )
         by_layer = [[str(layer), f"{alone[layer]:.3f}", f"{distance:.2f}"] for layer, distance in apart.items()]
         header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
@@ -236,7 +262,7 @@ class NotExplanationLab(Lab):
             _curve("The search for other patterns, decoder", path),
             AttentionSection("Two patterns, one output", about, maps),
         )
-        return checks, meaning, sections
+        return conclusion, sections
 
 
 def _trained(sizes: NotExplanationLab, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:

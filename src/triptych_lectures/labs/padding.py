@@ -74,32 +74,55 @@ class PaddingLab(Lab):
         _, shuffled = self._train(ShuffledTask(task), setup.seed)
         (never, trained), least, most = answers.values(), f"padded to {self.padded[0]}", f"padded to {self.padded[-1]}"
         hidden = [one.moved for of in answers.values() for padding, one in of.items() if padding.endswith("masked")]
-        checks = (
-            Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
-            Check(
-                f"trained without padding, {most} and not masked: right less",
-                never["alone"].right - never[most].right,
-                least=0.25,
+        conclusion = (
+            Clause(
+                "Softmax gives a weight to each token it sees, and a padding token is one. A model trained without"
+                f" padding is right on {never['alone'].right:.0%} of rows alone, and on {never[most].right:.0%} of the"
+                f" same rows {most} symbols and not masked.",
+                (
+                    Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
+                    Check(
+                        f"trained without padding, {most} and not masked: right less",
+                        never["alone"].right - never[most].right,
+                        least=0.25,
+                    ),
+                ),
+                "Padding that no mask hides did not change the answers",
             ),
-            Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, least=0.75),
-            Check(
-                f"trained with padding, {most}: largest change of a log-probability, nats",
-                trained[most].moved,
-                least=1.0,
+            Clause(
+                "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
+                f" {least} it is right on {trained[least].right:.0%}. Its answers still depend on how much there is: on"
+                f" rows {most} a log-probability moves by up to {trained[most].moved:.1f} nats.",
+                (
+                    Check(
+                        f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75
+                    ),
+                    Check(
+                        f"trained with padding, {most}: largest change of a log-probability, nats",
+                        trained[most].moved,
+                        least=1.0,
+                    ),
+                ),
+                "Training beside unmasked padding went otherwise",
             ),
-            Check("control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3),
-            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+            Clause(
+                "With a mask a padded row gives what the row alone gives: the largest change of a log-probability is"
+                f" {max(hidden):.1g} nats.",
+                (
+                    Check(
+                        "control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3
+                    ),
+                ),
+                "The mask does not hide the padding",
+            ),
+            Clause(
+                "Control: from shuffled answers a model learns"
+                f" {max(0.0, shuffled.learned):.0%} of what can be learned.",
+                (Check("control: learned from shuffled answers", shuffled.learned, most=0.1),),
+                "The task can be learned from shuffled answers",
+            ),
         )
-        meaning = (
-            "Softmax gives a weight to each token it sees, and a padding token is one. A model that was trained without"
-            f" padding is right on {never['alone'].right:.0%} of rows alone and on {never[most].right:.0%} of the same"
-            f" rows filled up to {self.padded[-1]} symbols: what it reads is mostly padding. Training with unmasked"
-            " padding teaches a model to bear as much as it has seen, and its answers still depend on how long its"
-            f" neighbours in the batch are: {most}, it is right on {trained[most].right:.0%}, and a log-probability"
-            f" moves by up to {trained[most].moved:.1f} nats. With a mask the padded row gives what the row alone"
-            " gives, to rounding. This library keeps rows end to end without padding, so that there is nothing to"
-            " forget."
-        )
+        remarks = "This library keeps rows end to end without padding, so that there is nothing to forget."
         table = [
             [padding, *(f"{of[padding].right:.0%}" for of in answers.values())]
             + [f"{of[padding].moved:.2g}" for of in answers.values()]
@@ -111,7 +134,7 @@ class PaddingLab(Lab):
             TableSection(f"Rows of {self.shortest} to {self.longest} symbols", ("rows of the test", *columns), table),
             Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess}),
         )
-        return LabResult("What happens when padding is not masked?", (Clause(meaning, checks),), sections)
+        return LabResult("What happens when padding is not masked?", conclusion, sections, remarks)
 
     def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""

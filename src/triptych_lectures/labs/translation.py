@@ -8,10 +8,14 @@ al. 2019; lectures L0, L1 and L4).
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
@@ -73,6 +77,16 @@ class TranslationTask:
         self.sources = [ids(pair.source) for pair in held_out]
         self.targets = [ids(pair.target)[:-1] for pair in held_out]
 
+    def shuffled(self, seed: int) -> TranslationTask:
+        """The same with each source to train on beside the target of another sentence: the control."""
+        task, order = copy(self), np.random.default_rng(seed).permutation(len(self.rows))
+        task.rows = [(source, self.rows[i][1]) for (source, _), i in zip(self.rows, order, strict=True)]
+        return task
+
+    def judgement_of(self, model: Translator) -> Judgement:
+        """What the model writes for the held-out sources."""
+        return self.judged(write(model, self.sources, 2 * max(map(len, self.targets))))
+
     def judged(self, written: Sequence[Ids]) -> Judgement:
         """What was written for the held-out sources, compared with the targets."""
         groups = [
@@ -120,7 +134,7 @@ def compared(sizes: TranslationSizes, builders: Mapping[str, Builder], setup: Se
     for name, builder in builders.items():
         setup.progress(f"{name}: training {sizes.steps} steps")
         trained[name] = builder(task.rows, len(task.vocabulary), training)
-        judged[name] = task.judged(write(trained[name].model, task.sources, 2 * max(map(len, task.targets))))
+        judged[name] = task.judgement_of(trained[name].model)
     return Comparison(task, trained, judged, task.judged(word_by_word(task)))
 
 
@@ -195,22 +209,58 @@ class RecurrenceLab(TranslationSizes):
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, RECURRENCE, setup)
         fixed, attention = comparison.judged[FIXED], comparison.judged[ATTENTION]
+        transformer, by_words = comparison.judged[TRANSFORMER], comparison.word_by_word
         # by how much the share of wrong tokens is larger in the longest quarter than in the shortest
         lost, lost_by_attention = (judged.by_length[-1] - judged.by_length[0] for judged in (fixed, attention))
+        level, costs = _costs(comparison)
+        waits, fewer = costs[ATTENTION].operations, costs[TRANSFORMER].operations
         longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
-        checks = (
-            Check(
-                f"{ATTENTION}: wrong tokens, over those of word by word",
-                attention.wrong / comparison.word_by_word.wrong,
-                most=0.5,
+        conclusion = (
+            Clause(
+                f"In the longest quarter of the sentences the model with one vector writes {fixed.by_length[-1]:.0%} of"
+                f" the tokens wrong, the one with attention {attention.by_length[-1]:.0%}. Word by word, which does not"
+                f" read the sentence, gets {by_words.wrong:.0%} of all tokens wrong.",
+                (
+                    Check("word by word: wrong tokens", by_words.wrong, least=0.5),
+                    Check(
+                        f"{ATTENTION}: wrong tokens, over those of word by word",
+                        attention.wrong / by_words.wrong,
+                        most=0.5,
+                    ),
+                    Check(
+                        "longest quarter: wrong tokens of the fixed vector, over those of attention",
+                        fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
+                        least=2.0,
+                    ),
+                ),
+                "Attention did not halve what one vector gets wrong",
             ),
-            Check(
-                "longest quarter: wrong tokens of the fixed vector, over those of attention",
-                fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
-                least=2.0,
+            Clause(
+                f"One vector has to hold the whole source: from the shortest quarter to the longest its share of wrong"
+                f" tokens grows by {lost:.0%}, that of attention by {lost_by_attention:.0%}.",
+                (
+                    Check(longer, lost, least=0.1),
+                    Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
+                ),
+                "One vector did not lose more with length than attention",
             ),
-            Check(longer, lost, least=0.1),
-            Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
+            Clause(
+                f"Each cell waits for the one before. To the loss that both with attention reach, {level:.2f} nats a"
+                f" token, recurrence took {waits:,.0f} operations one after another, and the transformer {fewer:,.0f}.",
+                (
+                    Check(
+                        f"{TRANSFORMER}: wrong tokens, over those of word by word",
+                        transformer.wrong / by_words.wrong,
+                        most=0.5,
+                    ),
+                    Check(
+                        "operations one after another, those of recurrence over the transformer's",
+                        waits / fewer,
+                        least=2.0,
+                    ),
+                ),
+                "The transformer did not learn this in fewer operations one after another",
+            ),
         )
         question = "What does a recurrent translator lose with length, and what does attention give back?"
         lines = {**comparison.judged, "word by word": comparison.word_by_word}
@@ -220,34 +270,48 @@ class RecurrenceLab(TranslationSizes):
         shares = {name: judgement.by_length for name, judgement in lines.items()}
         sections = (
             TableSection("Wrong tokens, written freely", header, [[name, *of.cells] for name, of in lines.items()]),
-            _cost(comparison),
+            _cost_table(comparison, level, costs),
             curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
             comparison.losses,
         )
-        return LabResult(question, (Clause(MEANING_OF_RECURRENCE, checks),), sections)
+        return LabResult(question, conclusion, sections, f"{SAME} {WRONG}")
 
 
-MEANING_OF_RECURRENCE = (
-    "All models read the same sentences in the same order, with the same optimizer and number of steps, and write"
-    " freely. One vector has to hold the whole source, so that it loses more the longer the source is; attention"
-    " reads the states of the source again for each word. Recurrence has another cost: each cell waits for the one"
-    " before, so that a training step is a chain as long as the source and the target together, while that of a"
-    " transformer is as long as its blocks are many. Wrong tokens are those to insert, delete or replace, over the"
-    " tokens of the right translation."
-)
+SAME = "All models train on the same sentences in the same order, with the same optimizer and steps, and write freely."
+WRONG = "Wrong tokens are those to insert, delete or replace, over the tokens of the right translation."
 
 
-def _cost(comparison: Comparison) -> TableSection:
-    """Of each model the steps, and the operations one after the other, to the loss that both with attention reach."""
+class Cost(NamedTuple):
+    """Of one model the longest chain of a training step, the steps to a loss, NaN where it never reached it, and the
+    operations one after another that these are."""
+
+    chain: int
+    steps: float
+
+    @property
+    def operations(self) -> float:
+        return self.chain * self.steps
+
+
+def _costs(comparison: Comparison) -> tuple[float, dict[str, Cost]]:
+    """The loss, in nats a token, that both models with attention reach, and what each model needs to it."""
     source = max(len(source) for source in comparison.task.sources)
     target = max(len(target) for target in comparison.task.targets)
     level = max(comparison.trained[name].last for name in (ATTENTION, TRANSFORMER))
+    return level, {
+        name: Cost(one.model.sequential_steps(source, target), one.reached(level) or math.nan)
+        for name, one in comparison.trained.items()
+    }
+
+
+def _cost_table(comparison: Comparison, level: float, costs: Mapping[str, Cost]) -> TableSection:
     rows = []
-    for name, translator in comparison.trained.items():
-        chain, steps = translator.model.sequential_steps(source, target), translator.reached(level)
-        seconds = "–" if steps is None else f"{translator.seconds * steps / len(translator.losses):.1f} s"
-        reached = ["–", "–"] if steps is None else [str(steps), f"{steps * chain:,}"]
-        rows.append([name, f"{translator.model.parameters:,}", str(chain), *reached, seconds])
+    for name, one in comparison.trained.items():
+        cost = costs[name]
+        seconds = one.seconds * cost.steps / len(one.losses)
+        reached = [f"{cost.steps:,.0f}", f"{cost.operations:,.0f}", f"{seconds:.1f} s"]
+        shown = ["–", "–", "–"] if math.isnan(cost.steps) else reached
+        rows.append([name, f"{one.model.parameters:,}", str(cost.chain), *shown])
     return TableSection(
         f"To the loss that both with attention reach, {level:.2f} nats a token",
         ("model", "parameters", "chain of one step", "steps", "steps one after another", "processor time"),
@@ -255,10 +319,11 @@ def _cost(comparison: Comparison) -> TableSection:
     )
 
 
+PROMPT = "decoder, plain prompt"
 PANELS: dict[str, Builder] = {
     "encoder-decoder": beside_encoder,
     "decoder, prefix mask": behind_prefix,
-    "decoder, plain prompt": behind_prompt,
+    PROMPT: behind_prompt,
 }
 
 
@@ -276,14 +341,36 @@ class PanelsLab(TranslationSizes):
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, PANELS, setup)
         reference = comparison.word_by_word.wrong
-        encoder_decoder, *alone = [translator.model.parameters for translator in comparison.trained.values()]
-        checks = (
-            Check("word by word: wrong tokens", reference, least=0.5),
-            *(
-                Check(f"{name}: wrong tokens, over those of word by word", judgement.wrong / reference, most=0.5)
-                for name, judgement in comparison.judged.items()
+        setup.progress(f"{PROMPT}, on targets of other sentences: training {self.steps} steps")
+        control = comparison.task.shuffled(setup.seed)
+        guesses = behind_prompt(control.rows, len(control.vocabulary), self.training(setup.seed))
+        blind = control.judgement_of(guesses.model).wrong
+        shares = ", ".join(f"{name} {judgement.wrong:.0%}" for name, judgement in comparison.judged.items())
+        over = "wrong tokens, over those of word by word"
+        conclusion = (
+            Clause(
+                "A translation needs no layout of its own: a decoder alone that finds the source in front of the target"
+                f" writes it too. Wrong tokens: {shares}; word by word {reference:.0%}.",
+                (
+                    Check("word by word: wrong tokens", reference, least=0.5),
+                    *(
+                        Check(f"{name}: {over}", judgement.wrong / reference, most=0.5)
+                        for name, judgement in comparison.judged.items()
+                    ),
+                ),
+                "Not every layout learned to translate",
             ),
-            Check("parameters of the larger decoder, over the encoder-decoder's", max(alone) / encoder_decoder, most=1),
+            Clause(
+                "Control: trained beside the targets of other sentences, the decoder with a plain prompt writes"
+                f" {blind:.0%} of the tokens wrong.",
+                (Check(f"control: {PROMPT}, shuffled targets: {over}", blind / reference, least=0.75),),
+                "The translation can be guessed without its source",
+            ),
+        )
+        remarks = (
+            f"{SAME} With the prefix mask each word of the source sees those after it, as in an encoder; with a plain"
+            " prompt only those before it. A decoder alone has no cross-attention, and so fewer parameters."
+            f" {WRONG}"
         )
         header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
         rows = [
@@ -292,13 +379,4 @@ class PanelsLab(TranslationSizes):
         ]
         rows.append(["word by word", "–", *comparison.word_by_word.cells])
         sections = (TableSection("Wrong tokens, written freely", header, rows), comparison.losses)
-        return LabResult("Does a translation need an encoder?", (Clause(MEANING_OF_PANELS, checks),), sections)
-
-
-MEANING_OF_PANELS = (
-    "A translation needs no layout of its own: a decoder alone that finds the source in front of the target writes it"
-    " too. With the prefix mask each word of the source sees those after it, as in an encoder; with a plain prompt it"
-    " sees only those before it, and what a later word decides - the noun its gender, the verb the sense of a noun -"
-    " has to be put together when the target is written. Wrong tokens are those to insert, delete or replace, over"
-    " the tokens of the right translation."
-)
+        return LabResult("Does a translation need an encoder?", conclusion, sections, remarks)

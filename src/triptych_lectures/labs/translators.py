@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
@@ -89,14 +90,20 @@ class TrainedTranslator(NamedTuple):
         where there were fewer steps."""
         if len(self.losses) < SMOOTHED:
             return None
-        means = np.convolve([loss for _, loss in self.losses], np.full(SMOOTHED, 1 / SMOOTHED), "valid")
-        below = np.flatnonzero(means <= nats)
+        below = np.flatnonzero(self._means <= nats)
         return int(below[0]) + SMOOTHED if len(below) else None
 
     @property
     def last(self) -> float:
-        """The mean loss of the last `SMOOTHED` steps."""
-        return float(np.mean([loss for _, loss in self.losses[-SMOOTHED:]]))
+        """The mean loss of the last `SMOOTHED` steps, in the same bits as `reached` compares, so that it is reached."""
+        return float(self._means[-1])
+
+    @property
+    def _means(self) -> NDArray[np.float64]:
+        """The mean losses of `SMOOTHED` steps in a row, or of all where there are fewer."""
+        losses = [loss for _, loss in self.losses]
+        window = min(SMOOTHED, len(losses))
+        return np.convolve(losses, np.full(window, 1 / window), "valid")
 
 
 # ---------------------------------------------------------------- transformers
