@@ -229,7 +229,7 @@ class AdditiveVsDotLab(Lab):
                     Check(
                         f"entropy at size {before:g}, additive, over that of even weights",
                         bahdanau[-2] / math.log(self.tokens),
-                        least=0.4,
+                        least=0.5,
                     ),
                     Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
                 ),
