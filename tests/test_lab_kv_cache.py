@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 import triptych
-from lab_results import failed, passes
+from lab_results import failed, passes, random_clock
 from triptych.attention.cache_steps import FullStep
 from triptych.attention.layer_cache import Store
 from triptych.generate import Engine
@@ -62,6 +62,7 @@ def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPat
     assert failed(run("kv-cache", SMALL)) == {
         "FLOPs of one token at 128, all again over with the cache",
         "these FLOPs saved at 128 over those at 64",
+        "FLOPs saved at 128 over bytes saved",
     }
 
 
@@ -72,8 +73,14 @@ def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch:
     )
     assert failed(run("kv-cache", SMALL)) == {
         "bytes allocated at 128 over bytes counted",
+        "bytes at 128 over those at 64",
         "bytes of Qwen3-4B's cache at 4,096 positions, fp16",
     }
+
+
+def test_no_criterion_is_a_time(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    random_clock(monkeypatch)
+    passes(run("kv-cache", SMALL))
 
 
 @pytest.mark.heavy

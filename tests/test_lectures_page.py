@@ -42,7 +42,7 @@ IDS = {
     "correction": [
         "tie", "missing-parameters", "sharp", "equivariant", "minus-1e9", "identical-tokens", "cross-mask",
         "layer-norm", "t5-scale", "gpt2", "mlp-width", "mask-order", "pre-norm", "attention-norms", "value-width",
-        "gpt-bert", "exposure-bias", "swiglu-width",
+        "gpt-bert", "exposure-bias", "bert-writes", "swiglu-width",
     ],
     "exercise": [f"{lecture}.{n}" for lecture, most in (("L0", 8), ("L2", 3), ("L4", 20)) for n in range(1, most + 1)],
 }  # fmt: skip

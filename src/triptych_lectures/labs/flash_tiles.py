@@ -76,32 +76,48 @@ class FlashTilesLab(Lab):
         fast_over_size = max(moved.fast / memory for memory, moved in by_memory.items())
         grows = "slow memory beside the arrays grows as T to the power"
         fewer = "plain over tiles, numbers moved forward"
-        checks = (
-            Check("largest difference of a result from attend()", values, most=1e-10),
-            Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-            Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
-            Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
-            *(
-                Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
-                for way, grown in powers.items()
+        conclusion = (
+            Clause(
+                "Softmax can be taken over the keys in pieces: tile by tile, the result and the gradients are those"
+                " of plain attention, to rounding.",
+                (
+                    Check("largest difference of a result from attend()", values, most=1e-10),
+                    Check("largest difference of a gradient from autograd", gradients, most=1e-10),
+                ),
+                "The tiles compute something else",
             ),
-            Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
-            Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
-            Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),
+            Clause(
+                "Beside its arrays the tiled way keeps a number or two a query in slow memory; plain attention writes"
+                " T² scores and weights there and reads them again.",
+                (
+                    Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
+                    Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
+                ),
+                "The slow memory does not grow so",
+            ),
+            Clause(
+                "The products are the same; what falls is what is moved. A fast memory of twice the size has tiles of"
+                f" twice as many queries, and keys and values are read half as often. With {largest:,} numbers the"
+                f" tiles move {whole / tiles[longest].forward:.1f} times fewer numbers than plain attention.",
+                (
+                    *(
+                        Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
+                        for way, grown in powers.items()
+                    ),
+                    Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
+                    Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
+                ),
+                "The tiles do not save what they should",
+            ),
+            Clause(
+                "Control: with a fast memory of only d² numbers the tiles are so small that they move"
+                f" {small.forward / whole:.1f} times as many.",
+                (Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),),
+                "Even the smallest tiles move fewer",
+            ),
         )
-        meaning = (
-            "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
-            " that of plain attention to rounding. Beside its arrays the tiled way keeps one number a query, the"
-            " log-sum- exp, and in the backward one more; plain attention writes T² scores and T² weights and reads"
-            " them again. The number of products is the same. What falls is what is moved: a fast memory of twice the"
-            " size holds tiles of twice as many queries, and keys and values are read half as often. With a fast memory"
-            " of only d² numbers the tiles are so small that they move more than plain attention does."
-        )
-        return LabResult(
-            "What do FlashAttention's tiles save?",
-            (Clause(meaning, checks),),
-            (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing()),
-        )
+        sections = (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing())
+        return LabResult("What do FlashAttention's tiles save?", conclusion, sections)
 
     def _sections(
         self, ways: dict[str, dict[int, TrafficCounts]], by_memory: dict[int, TrafficCounts]

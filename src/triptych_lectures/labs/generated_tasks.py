@@ -102,6 +102,57 @@ class LookupTable:
 
 
 @dataclass(frozen=True)
+class MarkovRows:
+    """A text whose next symbol is what a table has for the last two, or with probability `noise` any symbol.
+
+    `seed` draws the entries of the table.  Rows have `shortest` to `length` symbols, and the first of what the table
+    decides is the third symbol.
+    """
+
+    symbols: int
+    length: int
+    seed: int
+    noise: float
+    shortest: int = 3
+
+    @property
+    def classes(self) -> int:
+        return self.symbols
+
+    @property
+    def entropy(self) -> float:
+        """Of the next symbol, in nats: no prediction from what stands before it has a lower loss."""
+        other = self.noise / self.symbols
+        likeliest = 1 - self.noise + other
+        return -likeliest * math.log(likeliest) - (self.symbols - 1) * other * math.log(other)
+
+    @cached_property
+    def entries(self) -> Ids:
+        return LookupTable(self.symbols, self.length, self.seed).entries
+
+    def texts(self, noise: np.random.Generator, count: int) -> Ids:
+        """[count, length]"""
+        ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
+        by_table = noise.random((count, self.length)) >= self.noise
+        for t in range(2, self.length):
+            ids[:, t] = np.where(by_table[:, t], self.entries[ids[:, t - 2], ids[:, t - 1]], ids[:, t])
+        return ids
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        """Each symbol from the third on, predicted from those before it."""
+        return [Example(ids[:-1], ids[1:], np.arange(1, len(ids)) >= 2) for ids in self.cut(noise, count)]
+
+    def cut(self, noise: np.random.Generator, count: int) -> list[Ids]:
+        """Texts of all lengths."""
+        lengths = noise.integers(self.shortest, self.length + 1, size=count)
+        return [ids[:length] for ids, length in zip(self.texts(noise, count), lengths, strict=True)]
+
+    def follows(self, ids: Ids) -> float:
+        """The share of symbols, from the third on, that are what the table has for the two before; [B, T]."""
+        return float((self.entries[ids[:, :-2], ids[:, 1:-1]] == ids[:, 2:]).mean())
+
+
+@dataclass(frozen=True)
 class ShuffledTask:
     """The rows of a task with their answers in a random order, each no longer that of its token: the control."""
 

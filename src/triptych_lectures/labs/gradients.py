@@ -60,22 +60,41 @@ class GradientsLab(Lab):
         setup.progress(f"training both for {self.steps} steps")
         losses = self.train(w, module, config, random)
         loss_difference, worst = max(abs(a - b) for a, b in losses), max(map(min, slopes.values()))
-        checks = (
-            Check("logits differ by", float(difference), most=1e-10),
-            Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
-            Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
-            Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
-            Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
+        ends = min(min(of[0], of[-1]) / min(of) for of in slopes.values())
+        count = sum(x.size for x in w.values())
+        conclusion = (
+            Clause(
+                "Every backward is the chain rule on one line of the forward. Two programs that share no arithmetic"
+                f" agree to rounding in each of {count:,} weights.",
+                (
+                    Check("logits differ by", float(difference), most=1e-10),
+                    Check(
+                        "gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8
+                    ),
+                ),
+                "The gradients are not the same",
+            ),
+            Clause(
+                "Finite differences, which use no calculus, confirm both: (loss(w + h) - loss(w - h)) / 2h differs"
+                " from the slope by about h², until only rounding is left between two losses so near each other;"
+                " hence the V of the curve.",
+                (
+                    Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
+                    Check("finite differences: least error at the ends of the curve over the best", ends, least=10.0),
+                ),
+                "Finite differences do not confirm them",
+            ),
+            Clause(
+                f"So both train alike: over {self.steps} steps the loss falls by {losses[0][1] - losses[-1][1]:.2f}"
+                f" nats, and the two losses differ by at most {loss_difference:.1g}.",
+                (
+                    Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
+                    Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
+                ),
+                "Training by hand is not the library's",
+            ),
         )
-        meaning = (
-            "Every backward is the chain rule on one line of the forward: a matrix product goes back through its other"
-            " factor, a value used twice adds two gradients, softmax and the norms take away what their division"
-            " cancels. Two programs that share no arithmetic agree to rounding, weight by weight and step by step."
-            " Finite differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about h²,"
-            " until the two losses are so near each other that only rounding is left between them; hence the V of the"
-            " curve. They confirm a gradient at the price of two forwards a direction; one backward gives all"
-            " directions."
-        )
+        remarks = "Finite differences cost two forwards a direction; one backward gives all directions."
         rows = []
         for part, own in parts.items():
             largest, apart = max(float(np.abs(dw[name]).max()) for name in own), max(errors[name] for name in own)
@@ -84,7 +103,7 @@ class GradientsLab(Lab):
         by_numpy, by_torch = zip(*losses, strict=True)
         sections = (
             TableSection(
-                f"The gradient by hand: {sum(x.size for x in w.values()):,} weights in {self.blocks} blocks, float64",
+                f"The gradient by hand: {count:,} weights in {self.blocks} blocks, float64",
                 ("part", "weights", "largest", "from autograd", "from finite differences"),
                 rows,
             ),
@@ -93,7 +112,7 @@ class GradientsLab(Lab):
                 "Training", "step", "nats a token", range(self.steps), {"by hand": by_numpy, "the library": by_torch}
             ),
         )
-        return LabResult("Is a backward written by hand the same as autograd's?", (Clause(meaning, checks),), sections)
+        return LabResult("Is a backward written by hand the same as autograd's?", conclusion, sections, remarks)
 
     def train(
         self, w: Weights, module: nn.Transformer, c: Config, random: np.random.Generator

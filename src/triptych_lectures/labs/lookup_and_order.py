@@ -7,7 +7,10 @@ two, the answer has a gradient in the query, and so a network can learn the quer
 `permutation`: does it know the order of its input?
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, PositionSpec
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
 from .small_models import block, curve, decoder
 
 
@@ -66,29 +69,52 @@ class SoftVsHardLab(Lab):
             ),
             curve("Learning what to ask", "step of gradient descent", unit, steps, losses, log="y"),
         )  # fmt: skip
-        checks = (
-            Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
-            Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
-            Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1.0),
-            Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
-            Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
-            Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
-            Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], least=0.95),
-        )
         return LabResult(
             "Is attention a dictionary lookup, and why a soft one?",
-            (Clause(MEANING_OF_LOOKUP, checks),),
+            self._conclusion(book, rows, remaining),
             (table, *curves),
+            "The scale 1/√d and the length of learned queries and keys set β in a transformer.",
         )
 
-
-MEANING_OF_LOOKUP = (
-    "Every entry answers, in proportion to exp(β q·k). The other entries lose weight exponentially in β times the gap"
-    " between the best score and the next, so a sharp enough attention returns exactly what a dictionary would. But a"
-    " dictionary's answer does not change when the question changes a little: its gradient is zero wherever there is"
-    " one, and descent stands still. A soft answer has a gradient, and descent finds the question to ask. The scale"
-    " 1/√d and the length of learned queries and keys set β in a transformer."
-)
+    def _conclusion(
+        self, book: _Dictionary, rows: Sequence[tuple[float, float, float, float]], remaining: Mapping[float, float]
+    ) -> Conclusion:
+        return (
+            Clause(
+                f"Every entry answers, in proportion to exp(β q·k): at β 0 with the mean of all values, at β"
+                f" {self.hard:g} with what a dictionary returns; in between the error stays below a bound that falls"
+                " exponentially.",
+                (
+                    Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
+                    Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
+                    Check(
+                        "largest error over its bound 2 max|v| (S-1) exp(-β gap)",
+                        max(r[1] / r[2] for r in rows),
+                        most=1,
+                    ),
+                    Check(f"at β {self.sharpness[0]:g}, the control, distance from dict[key]", rows[0][1], least=0.1),
+                ),
+                "The answers are not those of a lookup",
+            ),
+            Clause(
+                f"A soft answer has a gradient in the question: at β {self.soft:g} descent finds what to ask, and"
+                f" {remaining[self.soft]:.1%} of the loss remain.",
+                (
+                    Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
+                    Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
+                ),
+                "The soft lookup does not learn",
+            ),
+            Clause(
+                f"A dictionary's answer does not change when the question changes a little: at β {self.hard:g} the"
+                " gradient is 0, and the same descent, the control, stands still.",
+                (
+                    Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
+                    Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], 0.95, 1.05),
+                ),
+                "The hard lookup learns",
+            ),
+        )
 
 
 class _Dictionary:
@@ -207,26 +233,52 @@ class PermutationLab(Lab):
             "Permutation error after each block", "blocks passed", "relative error of permutation",
             range(len(self.sites)), lines, rounding, "y",
         )  # fmt: skip
-        checks = (
-            Check("no positions, bidirectional: error of permutation", errors[NONE, "bidirectional"][-1], most=1e-12),
-            Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
-            Check(
-                "the smallest error with a position part, either mask",
-                min(error[-1] for (name, _), error in errors.items() if name != NONE),
-                least=0.02,
+        question = "Does attention know the order of its input?"
+        remarks = "Random weights show what can be told apart, not what a trained model does with it."
+        return LabResult(question, self._conclusion(errors, twins, setup.seed), (table, after), remarks)
+
+    def _conclusion(
+        self, errors: Mapping[tuple[str, str], list[float]], twins: Mapping[tuple[str, str], float], seed: int
+    ) -> Conclusion:
+        moved = self._moved(self._model(None, None, full(), seed), seed)
+        set_, others = (NONE, "bidirectional"), [key for key in errors if key[0] != NONE]
+        return (
+            Clause(
+                "Without positions and without a mask a transformer reads a set: shuffled tokens give the same vectors,"
+                f" shuffled alike, up to rounding ({errors[set_][-1]:.1g}). The outputs move, so this is equivariance,"
+                " not invariance. Two equal tokens in one row get equal vectors.",
+                (
+                    Check("no positions, bidirectional: error of permutation", errors[set_][-1], most=1e-12),
+                    Check("no positions, bidirectional: distance of outputs left in place", moved, least=0.1),
+                    Check("no positions, bidirectional: distance between two equal tokens", twins[set_], most=1e-12),
+                ),
+                "It does not treat its input as a set",
             ),
-            Check(
-                "no positions, bidirectional: distance between two equal tokens",
-                twins[NONE, "bidirectional"],
-                most=1e-12,
+            Clause(
+                "A causal mask alone makes the order count, since the t-th token sees t tokens.",
+                (
+                    Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
+                    Check("no positions, causal: distance between two equal tokens", twins[NONE, "causal"], least=0.01),
+                ),
+                "Under a causal mask the order does not count",
             ),
-            Check(
-                "the smallest distance between two equal tokens with a position part, or a causal mask",
-                min(distance for key, distance in twins.items() if key != (NONE, "bidirectional")),
-                least=0.01,
+            Clause(
+                f"So does each of {', '.join(dict.fromkeys(name for name, _ in others))}, with either mask.",
+                (
+                    Check(
+                        "the smallest error with a position part, either mask",
+                        min(errors[key][-1] for key in others),
+                        least=0.02,
+                    ),
+                    Check(
+                        "the smallest distance between two equal tokens with a position part",
+                        min(twins[key] for key in others),
+                        least=0.01,
+                    ),
+                ),
+                "A position part leaves the order unseen",
             ),
         )
-        return LabResult("Does attention know the order of its input?", (Clause(MEANING, checks),), (table, after))
 
     def _parts(self, *, causal: bool) -> dict[str, tuple[Absolute | None, PositionSpec | None]]:
         """Positions that are added to the embedding, or those inside attention."""
@@ -246,13 +298,22 @@ class PermutationLab(Lab):
 
     def _errors(self, model: Model, seed: int) -> list[float]:
         """After the embedding and each block: the largest |f(x[order]) - f(x)[order]|, over the spread of f(x)."""
+        outputs, order = self._outputs(model, seed)
+        return [((moved - out[order]).abs().max() / out.std()).item() for out, moved in outputs]
+
+    def _moved(self, model: Model, seed: int) -> float:
+        """The largest |f(x[order]) - f(x)| after the last block, over the spread of f(x)."""
+        (*_, (out, moved)), _ = self._outputs(model, seed)
+        return ((moved - out).abs().max() / out.std()).item()
+
+    def _outputs(self, model: Model, seed: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """After the embedding and each block, f(x) and f(x[order]); and the order."""
         order = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
         # Every token occurs once, so that a permutation of tokens is one of places.
         straight, shuffled = (
             model.trace([ids.tolist()], read=self.sites) for ids in (torch.arange(self.tokens), order)
         )
-        outputs = [(straight[site][0], shuffled[site][0]) for site in self.sites]
-        return [((moved - out[order]).abs().max() / out.std()).item() for out, moved in outputs]
+        return [(straight[site][0], shuffled[site][0]) for site in self.sites], order
 
     def _twins(self, model: Model, seed: int) -> float:
         """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
@@ -262,13 +323,3 @@ class PermutationLab(Lab):
         last = self.sites[-1]
         out = model.trace([ids.tolist()], read=[last])[last][0]
         return ((out[first] - out[second]).abs().max() / out.std()).item()
-
-
-MEANING = (
-    "Without positions a bidirectional transformer treats its input as a set: shuffle the tokens and the same vectors"
-    " come out, shuffled alike, up to rounding. The outputs move, so this is equivariance, not invariance. Two equal"
-    " tokens in one row then get equal vectors. Any position part makes them differ - sinusoids and tables already at"
-    " the input, RoPE, ALiBi and T5's buckets from the first attention on. So does a causal mask alone, since the t-th"
-    " token sees t tokens: a decoder without positions depends on order. Random weights show what can be"
-    " distinguished, not what a trained model does with it."
-)

@@ -10,7 +10,7 @@ from triptych.train import HeldOut, Job, Recipe, check_recipe, evaluate, prepare
 from .lab import Check, Clause, Lab, LabResult, Setup, size
 from .small_models import Points, fit, masked, with_mask
 
-OPENING = 40  # characters of the prompt, at most
+OPENING = 40  # characters
 MASKS = {"with the mask": causal(), "without": full()}
 
 
@@ -33,6 +33,7 @@ class MaskLeakLab(Lab):
     length: int = size(64, "characters of a row, at most 256", most=256)
     held_out: int = size(4096, "characters of held-out text", full=16_384)
     written: int = size(160, "characters that each model writes")
+    prompt: str = size("", f"text that each continues; empty: the first {OPENING} characters that were held out")
 
     def run(self, setup: Setup) -> LabResult:
         setup.progress("reading the text")
@@ -50,27 +51,40 @@ class MaskLeakLab(Lab):
         own, lost = (nats["with the mask", used] for used in MASKS)  # trained with the mask, used with and without it
         blind, leaky = (nats["without", used] for used in MASKS)  # trained without it
         guess = _frequencies(job, held_out)
-        checks = (
-            Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
-            Check("trained and used without it, over that with it", leaky / own, most=0.1),
-            Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
-            Check(
-                "trained without and used with it: gain over guessing by frequency, over that of trained with it",
-                (guess - blind) / (guess - own),
-                most=0.5,
+        conclusion = (
+            Clause(
+                "Without the mask every place sees the character it has to predict: the model copies the character to"
+                f" its right, and its loss falls to {leaky:.2f} nats, where the model with the mask, the control, has"
+                f" {own:.2f} and guessing by the frequency of characters {guess:.2f}.",
+                (
+                    Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
+                    Check("trained and used without it, over that with it", leaky / own, most=0.1),
+                ),
+                "Without the mask the loss does not fall to almost nothing",
             ),
-            Check("trained with and used without it, nats above used with it", lost - own, least=0.05),
-        )
-        meaning = (
-            "Without the mask every place sees the character it has to predict, and the loss falls to almost nothing:"
-            " the model learns to copy the character to its right. When it writes, there is none. Given its mask back"
-            f" it predicts at {blind:.2f} nats a character, where guessing by the frequency of characters alone gives"
-            f" {guess:.2f} and the model trained with the mask {own:.2f}; its text is nonsense. A lower loss means a"
-            " better model only if it is measured on what the model will be used for. Trained with the mask, the same"
-            " weights lose too when it is taken away: they were never trained with places ahead visible."
+            Clause(
+                f"Given its mask back, as in writing, it has nothing to copy and is at {blind:.2f} nats: the lower loss"
+                " was not that of a better model.",
+                (
+                    Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
+                    Check(
+                        "trained without and used with it: gain over guessing by frequency, over that of trained"
+                        " with it",
+                        (guess - blind) / (guess - own),
+                        most=0.5,
+                    ),
+                ),
+                "Given its mask back it still predicts",
+            ),
+            Clause(
+                f"The model trained with the mask loses {lost - own:.2f} nats when it is taken away: its weights were"
+                " never trained with places ahead in sight.",
+                (Check("trained with and used without it, nats above used with it", lost - own, least=0.05),),
+                "The model trained with the mask can do without it",
+            ),
         )
         rows = [[name, *(f"{nats[name, used]:.2f}" for used in MASKS)] for name in MASKS]
-        opening = held_out.batches[0].ids[:OPENING].tolist()
+        opening = job.tokenizer.encode(self.prompt) or held_out.batches[0].ids[:OPENING].tolist()
         samples = []
         for (name, used), module in modules.items():
             model = Model(module, job.tokenizer)
@@ -83,7 +97,7 @@ class MaskLeakLab(Lab):
             Curve("Loss in training", "step", "nats per character", lines, guides),
             Samples(f"What they write after {job.tokenizer.decode(opening)!r}", samples),
         )
-        return LabResult("What does a decoder learn when its mask is forgotten?", (Clause(meaning, checks),), sections)
+        return LabResult("What does a decoder learn when its mask is forgotten?", conclusion, sections)
 
     def _recipe(self, setup: Setup) -> Recipe:
         model = {

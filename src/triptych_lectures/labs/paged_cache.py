@@ -54,38 +54,55 @@ class PagedCacheLab(Lab):
         _, distinct, slots, places = reused.fullest
         texts = [[row.new for row in written.rows] for written in (plain, reused)]
         inside = self.shared % self.page  # the page in which rows part is shared, and not full
-        checks = (
-            Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
-            Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
-            Check(
-                "prompt tokens computed with reuse, over those that differ",
-                reused.computed / (self.shared + self.rows * self.own),
-                1.0,
-                1.0,
+        own = self.shared + self.rows * self.own
+        conclusion = (
+            Clause(
+                f"The keys and values of a common beginning are computed once and taken over: {reused.computed:,}"
+                f" prompt tokens in place of {plain.computed:,}, and no token of a text changes. Control: prompts that"
+                " share nothing reuse nothing.",
+                (
+                    Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
+                    Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
+                    Check("prompt tokens computed with reuse, over those that differ", reused.computed / own, 1.0, 1.0),
+                    Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
+                ),
+                "Reuse does not do what it should",
             ),
-            Check("keys that differ when read through the pages", reused.wrong, most=0),
-            Check("pages copied before a write", reused.pages.copies, self.rows - 1 if inside else 0, self.rows),
-            Check(
-                "control: keys that differ when pages are not copied before a write",
-                careless.wrong,
-                least=1 if inside else 0,
+            Clause(
+                "Rows point to the same full pages; the page in which they part is copied, before one of them writes"
+                f" to it (copied: {reused.pages.copies}). Every key read through the pages is the engine's."
+                f" Control: without the copy {careless.wrong:,} keys are another row's.",
+                (
+                    Check("keys that differ when read through the pages", reused.wrong, most=0),
+                    Check(
+                        "pages copied before a write", reused.pages.copies, self.rows - 1 if inside else 0, self.rows
+                    ),
+                    Check(
+                        "control: keys that differ when pages are not copied before a write",
+                        careless.wrong,
+                        least=1 if inside else 0,
+                    ),
+                ),
+                "The pages do not hold the engine's keys",
             ),
-            Check(
-                "places of pages over tokens that differ, and two pages a row",
-                places / (distinct + 2 * self.rows * self.page),
-                most=1.0,
+            Clause(
+                f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens"
+                " that are not shared: less than two pages a row are partly empty.",
+                (
+                    Check(
+                        "places of pages over tokens that differ, and two pages a row",
+                        places / (distinct + 2 * self.rows * self.page),
+                        1.0 / (1 + 2 * self.rows * self.page / distinct),
+                        1.0,
+                    ),
+                    Check("places of slots over places of pages", slots / places, least=1.5),
+                ),
+                "Pages do not save these places",
             ),
-            Check("places of slots over places of pages", slots / places, least=1.5),
-            Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
         )
-        meaning = (
-            "The keys and values of a common beginning are computed once and taken over, which changes no token. The"
-            " engine keeps one slot a row, with room for the longest, and copies what is shared into it: simple to"
-            " read, but places stay empty in short rows, and the beginning is kept once for each row. Pages would keep"
-            " it once: rows point to the same full pages, and only the page in which they part is copied, before the"
-            " first of them writes to it; without that copy one row's tokens stand in another row's text. What pages"
-            " waste is less than one page a row. The engine has no pages; the table here is laid over its numbers to"
-            " show them."
+        remarks = (
+            "The engine has no pages: it keeps one slot a row and copies what is shared into it. The table of pages"
+            " is laid over its numbers to show them."
         )
         names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
         lines = {name: map(float, held) for name, held in zip(names, zip(*reused.history, strict=True), strict=True)}
@@ -96,7 +113,7 @@ class PagedCacheLab(Lab):
             drawing([reused.pages.tables[row] for row in reused.rows], self.page),
         )
         question = "What do pages of a cache save, and what does reuse of a prompt?"
-        return LabResult(question, (Clause(meaning, checks),), sections)
+        return LabResult(question, conclusion, sections, remarks)
 
     def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
         """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""

@@ -45,26 +45,57 @@ class ParametersLab(Lab):
         model = decoder(setup)
         name, foreseen = model.path.stem if model.path else "the model", predict(model.hf or {})
         loaded = {tensor: tuple(p.shape) for tensor, p in model.module.named_parameters()}
-        mlp = sum(prod(shape) for tensor, shape in predict(QWEN3_4B).items() if ".mlp." in tensor)
-        checks = (
-            Check("tensors of Qwen3-4B predicted otherwise", _unlike(predict(QWEN3_4B), qwen.spec.shapes()), most=0),
-            Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
-            Check(
-                f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
-                abs(without_norms - EXERCISE_TOTAL),
-                most=0,
+        mlp, norms = qwen.parameters["mlp"], qwen.parameters["norms"]
+        gap = mlp - exercise.parameters["mlp"]
+        conclusion = (
+            Clause(
+                "A config of a dozen numbers fixes every tensor: predicted from them alone, with q H·K wide and k and"
+                f" v G·K whatever D is, no tensor of Qwen3-4B is another, and none of {name}, which was loaded.",
+                (
+                    Check(
+                        "tensors of Qwen3-4B predicted otherwise",
+                        _unlike(predict(QWEN3_4B), qwen.spec.shapes()),
+                        most=0,
+                    ),
+                    Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
+                ),
+                "The config does not fix every tensor",
             ),
-            Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
+            Clause(
+                f"Qwen3-4B has {qwen.total:,} parameters, as published; {mlp / qwen.total:.0%} of them are in its"
+                " MLPs.",
+                (
+                    Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
+                    Check(
+                        "parameters by the predicted shapes beside those counted",
+                        abs(sum(map(prod, predict(QWEN3_4B).values())) - qwen.total),
+                        most=0,
+                    ),
+                ),
+                "The sum is not the published one",
+            ),
+            Clause(
+                f"The exercise's model is {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want of the embedding,"
+                f" which is in both: {gap:,} of that are its narrower MLPs, {norms:,} the norms it leaves out, and"
+                " attention is as large either way.",
+                (
+                    Check(
+                        f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
+                        abs(without_norms - EXERCISE_TOTAL),
+                        most=0,
+                    ),
+                    Check("the gap less MLPs and norms", abs(PUBLISHED - EXERCISE_TOTAL - gap - norms), most=0),
+                    Check(
+                        "parameters of attention, Qwen3-4B over the exercise's",
+                        qwen.parameters["attention"] / exercise.parameters["attention"],
+                        1.0,
+                        1.0,
+                    ),
+                ),
+                "The gap is another one",
+            ),
         )
-        gap = qwen.parameters["mlp"] - exercise.parameters["mlp"]
-        meaning = (
-            "A config of a dozen numbers fixes every tensor. q is H·K wide and k and v are G·K, whatever D is:"
-            f" Qwen3-4B's 32 heads of width 128 make q wider than its D of 2560. Its MLP holds {mlp:,} of"
-            f" {qwen.total:,} parameters, {mlp / qwen.total:.0%}. The exercise's model is"
-            f" {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want of the embedding, which is in both: {gap:,} of"
-            " that are its narrower MLP, the rest the norms it leaves out. Attention costs the same either way. Of the"
-            " loaded model nothing was left over and nothing was missing; that its values are right, shapes cannot say."
-        )
+        remarks = "That the loaded values are right, shapes cannot say."
         counts = {"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}
         shown = [part for part in PARTS if any(c.parameters[part] for c in counts.values())]
         rows = [[part, *(f"{c.parameters[part]:,}" for c in counts.values())] for part in shown]
@@ -85,7 +116,7 @@ class ParametersLab(Lab):
             curve("Qwen3-4B with another MLP width", "F", "billion parameters", self.hidden, lines, published),
         )
         return LabResult(
-            "Which tensors does a config ask for, and how many numbers is that?", (Clause(meaning, checks),), sections
+            "Which tensors does a config ask for, and how many numbers is that?", conclusion, sections, remarks
         )
 
 

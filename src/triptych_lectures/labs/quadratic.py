@@ -30,6 +30,7 @@ from .small_models import block, curve, decoder, power
 SAME = 512  # tokens at which results that should be equal are compared
 LINEAR, SQUARE = (0.9, 1.1), (1.9, 2.1)
 LAYER_VOCAB = 64
+ONE_GROUP = "one key/value head"
 WHOLE, WEIGHTS, PAIRS = "all matrix products", "products with weights", "products of queries, keys and values"
 
 
@@ -39,8 +40,8 @@ class QuadraticLab(Lab):
     name = "quadratic"
     falsified_by = (
         "The claim is false if the FLOPs that full or fused attention runs do not grow as T², or if those of a window,"
-        " a block pattern or linear attention do. It is false too if the fused kernel holds a score matrix, or if"
-        " attention that should be exact differs from the definition."
+        " a block pattern or linear attention do. It is false too if fused attention makes a tensor of all scores, or"
+        " if attention that should be exact differs from the definition."
     )
 
     lengths: Ints = size(
@@ -53,7 +54,7 @@ class QuadraticLab(Lab):
     window: int = size(128, "keys that a window sees")
     block: int = size(64, "tokens of a block of the block pattern")
     layer: int = size(512, "model width of the whole layer that is counted, a multiple of the head width")
-    resident: int = size(8192, "tokens at which the memory of the process is measured")
+    resident: int = size(8192, "tokens at which the memory of the process is shown")
     repeats: int = size(1, "times that each is timed; the shortest is shown", full=2)
 
     def __post_init__(self) -> None:
@@ -67,57 +68,22 @@ class QuadraticLab(Lab):
 
     @torch.inference_mode()
     def run(self, setup: Setup) -> LabResult:
-        ways, short, long = self.mechanisms(), self.short, self.long
+        ways = self.mechanisms()
         noise = torch.Generator().manual_seed(setup.seed)
         flops, nbytes, seconds = self._measured(ways, noise, setup)
         setup.progress(f"counting a layer of width {self.layer}")
         layer = self._layer(setup.seed)
-        resident = self._resident(ways, noise)
-        share = {name: grown / (4 * self.heads * self.resident**2) for name, grown in resident.items()}
-        checks = (
-            *(
-                Check(f"{name}: FLOPs grow as T to the power", _power(flops[name], long), *way.flops)
-                for name, way in ways.items()
-            ),
-            *(
-                Check(f"{name}: bytes grow as T to the power", _power(nbytes[name], long), *way.nbytes)
-                for name, way in ways.items()
-                if way.nbytes is not None
-            ),
-            *(
-                Check(
-                    f"{name}: memory of the process at {self.resident:,} tokens, over one score matrix",
-                    share[name],
-                    *bounds,
-                )
-                for name, bounds in (("full", (0.9, None)), ("fused", (None, 0.25)))
-                if name in share
-            ),
-            Check(f"the layer, {WEIGHTS}: FLOPs grow as T to the power", _power(layer[WEIGHTS], long), *LINEAR),
-            Check(f"the layer, {PAIRS}: FLOPs grow as T to the power", _power(layer[PAIRS], long), *SQUARE),
-            Check(
-                f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
-                _power(layer[WHOLE], short),
-                most=1.5,
-            ),
-            Check(
-                "largest difference between mechanisms that are exact", max(self._differences(ways, noise)), most=1e-4
-            ),
-            Check(
-                "score FLOPs counted at T 32,768 over those at 2,048",
-                self._counted(32_768) / self._counted(2_048),
-                256.0,
-                256.0,
-            ),
+        conclusion = (
+            self._pairs_clause(flops, nbytes, max(self._differences(ways, noise))),
+            self._linear_clause(ways, flops, nbytes),
+            self._groups_clause(flops),
+            self._layer_clause(layer),
         )
-        meaning = (
-            "Every token is compared with every other, so the work grows as T squared, and with the scores written out"
-            " the memory does too. The fused kernel computes the same numbers tile by tile: T squared work, but the"
-            " process never holds a score matrix. Only what leaves pairs out grows as T in both: a window, a block"
-            " pattern, or linear attention, which is another function. Sharing key/value heads saves their memory, not"
-            " the work. In a whole layer the projections and the MLP, linear in T, hide the square at small T. Bytes"
-            " are those of tensors between operations; the memory of the process also shows what a kernel takes."
-            " Processor time follows the FLOPs roughly, and depends on the machine."
+        share = {n: grown / (4 * self.heads * self.resident**2) for n, grown in self._resident(ways, noise).items()}
+        remarks = (
+            "Linear attention is another function; the others are exact. Bytes are those of tensors between operations;"
+            " what a kernel holds inside itself shows in the memory of the process, which is printed and, like times,"
+            " decides nothing."
         )
         sections: tuple[Section, ...] = (
             *self._tables(flops, nbytes, seconds, layer),
@@ -131,7 +97,72 @@ class QuadraticLab(Lab):
                 )
             ),
         )
-        return LabResult("What do T tokens of attention cost?", (Clause(meaning, checks),), sections)
+        return LabResult("What do T tokens of attention cost?", conclusion, sections, remarks)
+
+    def _grow(self, what: str, name: str, measured: Measured, bounds: tuple[float, float], at: Ints = ()) -> Check:
+        return Check(f"{name}: {what} grow as T to the power", _power(measured[name], at or self.long), *bounds)
+
+    def _pairs_clause(self, flops: Measured, nbytes: Measured, difference: float) -> Clause:
+        last = self.lengths[-1]
+        saved = nbytes["full"][last] / nbytes["fused"][last]
+        return Clause(
+            "Every token is compared with every other, so the work grows as T squared, and with the scores written"
+            " out the memory does too. The fused kernel computes the same numbers tile by tile: T squared work, and"
+            f" no operation hands on a score matrix, {saved:.0f} times fewer bytes at {last:,} tokens.",
+            (
+                self._grow("FLOPs", "full", flops, SQUARE),
+                self._grow("bytes", "full", nbytes, SQUARE),
+                self._grow("FLOPs", "fused", flops, SQUARE),
+                self._grow("bytes", "fused", nbytes, LINEAR),
+                Check("largest difference between mechanisms that are exact", difference, most=1e-4),
+            ),
+            "Full and fused attention do not cost this",
+        )
+
+    def _linear_clause(self, ways: Mapping[str, MechanismCost], flops: Measured, nbytes: Measured) -> Clause:
+        names = [name for name, way in ways.items() if way.flops == LINEAR]
+        return Clause(
+            "Only what leaves pairs out, a window or a block pattern, or does not compare pairs, linear attention,"
+            " grows as T in both.",
+            (
+                *(self._grow("FLOPs", name, flops, LINEAR) for name in names),
+                *(self._grow("bytes", name, nbytes, LINEAR) for name in names),
+            ),
+            "What leaves pairs out does not grow as T",
+        )
+
+    def _groups_clause(self, flops: Measured) -> Clause:
+        last = self.lengths[-1]
+        return Clause(
+            "Heads that share their keys and values have fewer of them to keep, and the same work.",
+            (
+                self._grow("FLOPs", ONE_GROUP, flops, SQUARE),
+                Check(
+                    f"{ONE_GROUP}: FLOPs over those of fused", flops[ONE_GROUP][last] / flops["fused"][last], 1.0, 1.0
+                ),
+            ),
+            "Sharing keys and values changes the work",
+        )
+
+    def _layer_clause(self, layer: Measured) -> Clause:
+        short, last = self.short, self.lengths[-1]
+        counted = self._counted(last) * self.layer / (self.heads * self.width)
+        return Clause(
+            "In a whole layer the products with weights, linear in T, hide the square while T is small: from"
+            f" {short[0]} to {short[1]} tokens its FLOPs grow as T to the power {_power(layer[WHOLE], short):.2f}.",
+            (
+                self._grow("FLOPs", f"the layer, {WEIGHTS}", {f"the layer, {WEIGHTS}": layer[WEIGHTS]}, LINEAR),
+                self._grow("FLOPs", f"the layer, {PAIRS}", {f"the layer, {PAIRS}": layer[PAIRS]}, SQUARE),
+                Check(
+                    f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
+                    _power(layer[WHOLE], short),
+                    0.9,
+                    1.5,
+                ),
+                Check(f"the layer, {PAIRS} at T {last:,}: run over `count`'s", layer[PAIRS][last] / counted, 1.0, 1.0),
+            ),
+            "The layer does not cost this",
+        )
 
     def mechanisms(self) -> dict[str, MechanismCost]:
         """All that are measured, by name."""
@@ -140,16 +171,16 @@ class QuadraticLab(Lab):
         blocks = causal() & block_sparse(self.block, local=2, first=1)
         heads = self.heads
         return {
-            "full": MechanismCost(every, SQUARE, SQUARE, heads),
-            "fused": MechanismCost(fast, SQUARE, None, heads, exact=every),
-            "one key/value head": MechanismCost(fast, SQUARE, None, 1, exact=every),
+            "full": MechanismCost(every, SQUARE, heads),
+            "fused": MechanismCost(fast, SQUARE, heads, exact=every),
+            ONE_GROUP: MechanismCost(fast, SQUARE, 1, exact=every),
             f"window of {self.window}": MechanismCost(
-                partial(attend, mask=band), LINEAR, LINEAR, heads, exact=partial(attend_reference, mask=band)
+                partial(attend, mask=band), LINEAR, heads, exact=partial(attend_reference, mask=band)
             ),
             "block-sparse": MechanismCost(
-                partial(attend, mask=blocks), LINEAR, LINEAR, heads, exact=partial(attend_reference, mask=blocks)
+                partial(attend, mask=blocks), LINEAR, heads, exact=partial(attend_reference, mask=blocks)
             ),
-            "linear": MechanismCost(partial(linear, mask=causal()), LINEAR, LINEAR, heads),
+            "linear": MechanismCost(partial(linear, mask=causal()), LINEAR, heads),
         }
 
     def _measured(
@@ -251,12 +282,11 @@ Measured = dict[str, dict[int, float]]  # by mechanism, by tokens
 
 
 class MechanismCost(NamedTuple):
-    """One way to attend causally, with `groups` key/value heads, and the bounds of its exponents.  `exact` is what it
-    must agree with, None where it computes something else; `nbytes` is None where a kernel hides its memory."""
+    """One way to attend causally, with `groups` key/value heads, and the bounds of the exponent of its FLOPs.  `exact`
+    is what it must agree with, None where it computes something else."""
 
     call: Call
     flops: tuple[float, float]
-    nbytes: tuple[float, float] | None
     groups: int
     exact: Call | None = None
 

@@ -32,8 +32,8 @@ class ScalingLab(Lab):
 
     name = "scaling"
     falsified_by = (
-        "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query"
-        " keeps its gradient at large d without the division, or loses it with the division."
+        "The claim is false if the variance of q·k is not d. It is false too if the typical (median) query keeps its"
+        " gradient at large d without the division, or if entropy or gradient change with d where it is made."
     )
 
     widths: Ints = size(
@@ -47,7 +47,7 @@ class ScalingLab(Lab):
         measured = [self._measure(width, setup.seed) for width in self.widths]
         variances, plain, scaled = zip(*measured, strict=True)
         scales = {"no scale": plain, "1/√d": scaled}
-        columns = ("entropy", "median gradient", f"gradient below {self.small:g}")
+        columns = ("entropy", "median gradient", "mean gradient", f"gradient below {self.small:g}")
         table = TableSection(
             f"{self.tokens} tokens, q and k with independent entries of variance 1",
             ("d", "variance of q·k", *(f"{name}, {scale}" for name in columns for scale in scales)),
@@ -59,51 +59,64 @@ class ScalingLab(Lab):
         entropies, gradients = (
             {scale: [max(one[i], 1e-12) for one in of_scale] for scale, of_scale in scales.items()} for i in range(2)
         )
-        last = self.widths[-1]
-        checks = (
-            Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
-            Check(f"entropy at d {last} without scale, nats", plain[-1].entropy, most=0.4),
-            Check(
-                f"entropy at d {last} with 1/√d over that at d {self.widths[0]}",
-                scaled[-1].entropy / scaled[0].entropy,
-                0.95,
-                1.05,
+        last, most = self.widths[-1], math.log(self.tokens)
+        undivided, divided = plain[-1], scaled[-1]
+        share = f"share of queries with a gradient below {self.small:g} at d {last}"
+        ratio = f"gradient at a query, d {last}, without scale over with 1/√d"
+        conclusion = (
+            Clause(
+                "q·k is a sum of d products of variance 1, and its variance is d.",
+                (
+                    Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
+                    Check(
+                        "variance of q·k over d, the furthest from 1",
+                        max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1)),
+                        0.8,
+                        1.2,
+                    ),
+                ),
+                "The variance is not d",
             ),
-            Check(
-                f"median gradient at a query, d {last}, without scale over with 1/√d",
-                plain[-1].gradient / scaled[-1].gradient,
-                most=0.01,
+            Clause(
+                f"Undivided, softmax becomes a hard choice: at d {last} the entropy of a row is"
+                f" {undivided.entropy:.2f} nats, of at most {most:.2f}, and {undivided.starved:.0%} of the queries get"
+                f" a gradient below {self.small:g}.",
+                (
+                    Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
+                    Check(f"median {ratio}", undivided.gradient / divided.gradient, most=0.01),
+                    Check(f"{share}, without scale", undivided.starved, least=0.5),
+                ),
+                "Without the division softmax keeps its gradient",
             ),
-            Check(
-                f"median gradient with 1/√d, d {last} over d {self.widths[0]}",
-                scaled[-1].gradient / scaled[0].gradient,
-                0.5,
-                2.0,
+            Clause(
+                f"Not all do: a few rows whose best two scores are close keep a large gradient, so the mean is"
+                f" {undivided.mean / divided.mean:.2g} times that with the division, where the median is nearly 0.",
+                (Check(f"mean {ratio}", undivided.mean / divided.mean, least=0.1),),
+                "The mean gradient vanishes too",
             ),
-            Check(
-                f"share of queries with a gradient below {self.small:g} at d {last}, without scale",
-                plain[-1].starved,
-                least=0.5,
-            ),
-            Check(
-                f"share of queries with a gradient below {self.small:g} at d {last}, with 1/√d",
-                scaled[-1].starved,
-                most=0.01,
+            Clause(
+                f"Divided by √d, entropy and gradient keep their size from d {self.widths[0]} to {last}.",
+                (
+                    Check("entropy with 1/√d, largest over smallest", _range([x.entropy for x in scaled]), most=1.1),
+                    Check(
+                        "median gradient with 1/√d, largest over smallest",
+                        _range([x.gradient for x in scaled]),
+                        most=2.0,
+                    ),
+                    Check(f"{share}, with 1/√d", divided.starved, most=0.01),
+                ),
+                "With the division they depend on d",
             ),
         )
-        meaning = (
-            "q·k is a sum of d products of unit variance, so its variance is d. Undivided, the largest score of a row"
-            " leads the second by ever more and softmax becomes a hard choice: its entropy falls towards zero, and"
-            f" {plain[-1].starved:.0%} of the queries at d {last} get a gradient below {self.small:g}. Not all:"
-            " a few rows in which two scores are close still get a large gradient, so the mean does not vanish where"
-            " the median does. Divided by √d, entropy and gradient keep their size at any width."
+        remarks = (
+            "The entries of q and k are independent and of variance 1, as in a new model; training may change both."
         )
         uniform = {"uniform": math.log(self.tokens)}
         curves = (
             curve("Entropy of a row of attention", "d", "nats", self.widths, entropies, uniform, "x"),
             curve("Gradient that reaches a query, median", "d", "norm", self.widths, gradients, log="xy"),
         )
-        return LabResult("What does dividing by √d do?", (Clause(meaning, checks),), (table, *curves))
+        return LabResult("What does dividing by √d do?", conclusion, (table, *curves), remarks)
 
     def _measure(self, width: int, seed: int) -> tuple[float, Softmaxed, Softmaxed]:
         """(variance of q·k, softmax without a scale, softmax with 1/√d)"""
@@ -113,11 +126,12 @@ class ScalingLab(Lab):
 
 
 class Softmaxed(NamedTuple):
-    """One scale at one width: mean entropy of a row of weights in nats, the median norm of the gradient at a query,
-    and the share of queries whose gradient is below `small`."""
+    """One scale at one width: mean entropy of a row of weights in nats, the median and the mean norm of the gradient
+    at a query, and the share of queries whose gradient is below `small`."""
 
     entropy: float
     gradient: float
+    mean: float
     starved: float
 
 
@@ -128,7 +142,12 @@ def _softmaxed(q: Tensor, k: Tensor, v: Tensor, scale: float | None, small: floa
     q = q.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(attend(q, k, v, scale=scale)[..., 0].sum(), q)  # of each output's first number
     norms = gradient.norm(dim=-1).flatten()
-    return Softmaxed(entropy, norms.median().item(), float((norms < small).double().mean()))
+    starved = (norms < small).double().mean().item()
+    return Softmaxed(entropy, norms.median().item(), norms.mean().item(), starved)
+
+
+def _range(values: Sequence[float]) -> float:
+    return max(values) / min(values)
 
 
 def _entropy(pattern: Tensor) -> float:
@@ -172,31 +191,60 @@ class AdditiveVsDotLab(Lab):
         plain, added = self._parameters()
         last, before = self.scales[-1], self.scales[-2]
         memory = nbytes[ADDITIVE][-1] / nbytes[DOT][-1]
-        checks = (
-            Check(
-                f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
-                self._formula_error(setup.seed),
-                most=1e-12,
+        conclusion = (
+            Clause(
+                f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
+                f" it has {added} parameters more than the dot product: the vector w.",
+                (
+                    Check(
+                        f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
+                        self._formula_error(setup.seed),
+                        most=1e-12,
+                    ),
+                    Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
+                ),
+                "The additive layer is not what its formula says",
             ),
-            Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, least=self.hidden / 4),
-            Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
-            Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
-            Check(
-                f"entropy at size {last:g} over that at {before:g}, additive", bahdanau[-1] / bahdanau[-2], least=0.9
+            Clause(
+                "tanh bounds its scores by the sum of |w|, and so the weight of one key. Keys that saturate every tanh"
+                f" on the right side reach {reached / limit:.1%} of the limit, {limit:.5f} for {self.tokens} keys: a"
+                " hard choice is possible.",
+                (
+                    Check(
+                        "largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9
+                    ),
+                ),
+                "The limit of one weight is not this one",
             ),
-            Check(f"entropy at size {before:g}, additive, nats", bahdanau[-2], least=2.0),
-            Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
+            Clause(
+                "For random keys, larger inputs do not sharpen the choice without end: the entropy settles at"
+                f" {bahdanau[-1]:.2f} nats, where that of the dot product falls to {abs(dot[-1]):.1g}, the control.",
+                (
+                    Check(
+                        f"entropy at size {last:g} over that at {before:g}, additive",
+                        bahdanau[-1] / bahdanau[-2],
+                        0.9,
+                        1.1,
+                    ),
+                    Check(
+                        f"entropy at size {before:g}, additive, over that of even weights",
+                        bahdanau[-2] / math.log(self.tokens),
+                        least=0.5,
+                    ),
+                    Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
+                ),
+                "Saturation does not keep the entropy",
+            ),
+            Clause(
+                f"It holds {self.hidden} numbers for each pair, and at {self.lengths[-1]} tokens {memory:.0f} times the"
+                " memory of the dot product.",
+                (Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, self.hidden / 4),),
+                "The memory is not that of the pairs' numbers",
+            ),
         )
-        meaning = (
-            "Both compare every query with every key, and in a layer they have the same parameters but for one vector."
-            " Additive attention takes queries and keys of any widths. tanh bounds its scores by the sum of |w|, so one"
-            f" key's weight has a limit, {limit:.5f} for {self.tokens} keys and the weights drawn here. Keys that tanh"
-            f" saturates on the right sides reach {reached:.5f}, a hard choice. What saturation does prevent is that"
-            " scaling the input sharpens the choice without end: for random keys the entropy settles, where that of the"
-            f" dot product goes to 0. The cost is memory and time. Additive attention holds {self.hidden} numbers for"
-            f" each pair and evaluates a tanh for each, here {memory:.0f} times the memory of the dot product, which is"
-            " one matmul and in a fused kernel stores no scores at all. This lab does not measure which of the two"
-            " learns better. Times depend on the machine and decide nothing."
+        remarks = (
+            "The dot product is one matmul, and a fused kernel stores no scores. Which of the two learns better is the"
+            " question of `trained-scores`. Times depend on the machine and decide nothing."
         )
         rows = [
             (f"A layer of width {self.width * self.heads}, dot product", f"{plain:,} parameters"),
@@ -211,7 +259,7 @@ class AdditiveVsDotLab(Lab):
             curve("Time of one call", "tokens", "ms", self.lengths, milliseconds, log="xy"),
             curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
         )
-        return LabResult("Why the dot product and not the additive score?", (Clause(meaning, checks),), sections)
+        return LabResult("Why the dot product and not the additive score?", conclusion, sections, remarks)
 
     def _weights(self, seed: int, widths: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32) -> Weights:
         """W_q, W_k and w for queries and keys of these widths, each output with the variance of its input."""
