@@ -18,6 +18,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 from triptych_lectures import labs
 from triptych_lectures.labs import small_models, untrained_scores
+from triptych_lectures.labs.generated_tasks import GeneratedTask, Places
 from triptych_lectures.labs.heads_and_width import HeadsVsWidthLab
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 
@@ -28,14 +29,16 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # one of them hands the dot p
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        HeadsVsWidthLab, "_read_places", lambda self, heads, places, seed: min(1.0, (1 + heads) / (1 + len(places)))
-    )
+    monkeypatch.setattr(HeadsVsWidthLab, "_read_places", lambda self, heads, task, seed: read(heads, task))
+
+
+def read(heads: int, task: GeneratedTask) -> float:
+    """The share of right answers that the lab's claim expects."""
+    return min(1.0, (1 + heads) / (1 + len(task.places))) if isinstance(task, Places) else 1 / task.classes
 
 
 SMALL: dict[str, dict[str, Size]] = {
     "additive-vs-dot": {"lengths": (32, 256)},
-    "heads-vs-width": {"long": 32},
     "permutation": {"blocks": 2},
     "soft-vs-hard": {"steps": 60},
 }
@@ -148,15 +151,13 @@ def test_permutation_with_a_position_part_that_does_nothing(
 def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
     full_width = partial(spec.attention, head_width=HeadsVsWidthLab().width)
     monkeypatch.setattr(small_models, "attention", lambda width, heads, head_width: full_width(width, heads))
-    claims = failed("heads-vs-width")
-    assert "parameters of" in claims
-    assert "matmul FLOPs of" in claims
+    assert "parameters and matmul FLOPs of H heads over one" in failed("heads-vs-width")
 
 
 def test_heads_vs_width_with_a_miscount(monkeypatch: pytest.MonkeyPatch) -> None:
     attend = replace(OPERATIONS["attend"], flops=lambda shapes, out, how: 2 * out[0] * shapes["k"][0] * out[1])
     monkeypatch.setitem(OPERATIONS, "attend", attend)
-    assert failed("heads-vs-width") == "arithmetic: counted from the spec and measured: largest difference"
+    assert failed("heads-vs-width") == "counted from the spec less measured, largest difference"
 
 
 def test_additive_vs_dot_without_the_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +185,24 @@ def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch
 
 def test_one_head_cannot_read_four_places_and_can_read_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    read = HeadsVsWidthLab(steps=120)._read_places
-    assert read(1, (3,), 0) > 0.9
-    assert read(4, (1, 2, 3, 4), 0) > read(1, (1, 2, 3, 4), 0) + 0.1
+    read, four = HeadsVsWidthLab(steps=120)._read_places, Places(4, 12, (1, 2, 3, 4))
+    assert read(1, Places(4, 12, (3,)), 0) > 0.9
+    assert read(4, four, 0) > read(1, four, 0) + 0.1
 
 
 def test_heads_vs_width_when_one_head_reads_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HeadsVsWidthLab, "_read_places", lambda self, heads, *rest: 1.0)
+    def as_well(self: Any, heads: int, task: GeneratedTask, seed: int) -> float:
+        return max(read(heads, task), float(isinstance(task, Places)))
+
+    monkeypatch.setattr(HeadsVsWidthLab, "_read_places", as_well)
     assert failed("heads-vs-width") == "four places read right by four heads, less by one"
-    monkeypatch.setattr(HeadsVsWidthLab, "_read_places", lambda self, heads, *rest: 1.0 if heads > 1 else 0.3)
+    assert "That several heads read what one cannot was not seen" in small_run("heads-vs-width", 0).meaning
+    monkeypatch.setattr(
+        HeadsVsWidthLab, "_read_places", lambda self, heads, task, seed: 0.3 if heads == 1 else read(heads, task)
+    )
     assert failed("heads-vs-width") == "control: one place read right by one head"
+
+
+def test_heads_vs_width_when_shuffled_answers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadsVsWidthLab, "_read_places", lambda self, heads, task, seed: read(heads, task) + 0.2)
+    assert "control: one place, shuffled answers: right" in failed("heads-vs-width")

@@ -14,15 +14,26 @@ from triptych.attention import Rows
 from triptych.nn.feedforward import GLU
 from triptych.ops import ACTIVATIONS
 from triptych_lectures import labs
-from triptych_lectures.labs import deep_stacks, depth, generated_tasks, heads_and_width, padding, reading_heads
+from triptych_lectures.labs import (
+    deep_stacks,
+    depth,
+    dropout_places,
+    embedding_scale,
+    generated_tasks,
+    heads_and_width,
+    padding,
+    reading_heads,
+)
 from triptych_lectures.labs.lab import LabResult, Setup
 
 SMALL: dict[str, dict[str, Any]] = {
-    "norm-placement": {"depths": (2, 6), "steps": 120, "length": 12},
-    "residual-scaling": {"untrained": (4, 16)},
+    "norm-placement": {"depths": (2, 6), "draws": 3},
+    "residual-scaling": {"untrained": (4, 16), "draws": 1},
     "trained-scale": {"widths": (4, 512), "steps": 120, "length": 16},
-    "trained-heads": {"heads": (1, 4)},
-    "activations": {"draws": 1},
+    "trained-heads": {"draws": 3},
+    "activations": {"draws": 4, "without": 1},
+    "dropout-places": {},
+    "embedding-scale": {"draws": 1},
     "padding": {"padded": (20, 160), "steps": 150, "tested": 100},
 } | test_labs_learning.SMALL
 TASKS = {
@@ -31,6 +42,8 @@ TASKS = {
     "trained-scale": generated_tasks.Places,
     "trained-heads": generated_tasks.Places,
     "activations": generated_tasks.LookupTable,
+    "dropout-places": generated_tasks.Places,
+    "embedding-scale": generated_tasks.Places,
     "padding": padding.MajorityTask,
 } | test_labs_learning.TASKS
 
@@ -77,9 +90,9 @@ GOOD, BAD = (generated_tasks.TrainedRun([(float(step), nats) for step in range(2
 @pytest.mark.parametrize(
     ("bad", "claim"),
     [
-        ((), "post-norm: learned more with a warm-up, at the depth where it is most"),
+        ((), "post-norm, 6 layers: learned more with a warm-up, mean"),
         (("post", "pre"), "pre-norm, the worst of all depths, with and without a warm-up: learned"),
-        (("post-norm, warm-up", "post-norm, no"), "post-norm, 4 layers, warm-up: learned"),
+        (("post-norm, warm-up", "post-norm, no"), "post-norm, 6 layers, warm-up: learned, mean"),
     ],
     ids=["all learn", "none learns", "post-norm never learns"],
 )
@@ -100,13 +113,28 @@ def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.Monke
     setup = Setup(sizes={"untrained": (4, 16)})
     usual = failed(labs.run("residual-scaling", setup))
     assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
-    assert "scaled: the stream's variance before training grows as depth to the power, either way" not in usual
+    assert "scaled: the stream's variance before training grows as depth to the power" not in usual
     monkeypatch.setattr(
         deep_stacks, "redraw", lambda module, seed, std, written: generated_tasks.redraw(module, seed, std)
     )
-    assert "scaled: the stream's variance before training grows as depth to the power, either way" in failed(
+    assert "scaled: the stream's variance before training grows as depth to the power" in failed(
         labs.run("residual-scaling", setup)
     )
+
+
+def test_of_the_deepest_stack_its_own_clause_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the depth that a warm-up makes learn, post-norm must fail with it too, and pre-norm must not."""
+
+    def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> generated_tasks.TrainedRun:
+        shuffled = isinstance(task, generated_tasks.ShuffledTask)
+        fails = shuffled or (name == deep_stacks.POST and (depth == deepest or how == deep_stacks.WITHOUT))
+        return BAD if fails else GOOD
+
+    monkeypatch.setattr(deep_stacks.NormPlacementLab, "_train", canned)
+    setup, deepest = Setup(sizes={"depths": (4, 6, 128)}), 128
+    passes(labs.run("norm-placement", setup))
+    deepest = 64
+    assert failed(labs.run("norm-placement", setup)) == {"post-norm, 128 layers: learned, the better of both"}
 
 
 @pytest.mark.heavy
@@ -125,6 +153,29 @@ def test_trained_heads_fails_when_the_layer_is_not_cut_into_heads(monkeypatch: p
     assert "4 places read right by 4 heads, less by 1" in failed(small("trained-heads"))
 
 
+@pytest.mark.parametrize(
+    ("sixteen", "wrong"),
+    [(0.99, "the high end of the 95% interval"), (0.6, "mean over what 4 gained")],
+    ids=["more heads help", "more heads harm"],
+)
+def test_trained_heads_tests_both_directions(sixteen: float, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more heads than places a little is lost: neither a gain nor as much as too few heads lose."""
+    learned = {1: 0.5, 4: 0.95, 16: sixteen}
+
+    def canned(sizes: Any, heads: int, task: Any, seed: int) -> generated_tasks.TrainedHead:
+        shuffled, one = isinstance(task, generated_tasks.ShuffledTask), task.classes == sizes.symbols
+        share = 1 - learned[heads] + 0.001 * (seed % 7)
+        run = generated_tasks.TrainedRun([(float(step), share) for step in range(20)], guess=1.0)
+        return generated_tasks.TrainedHead(run, 0.3 if shuffled else 1.0 if one or heads > 1 else 0.5, 1)
+
+    monkeypatch.setattr(heads_and_width.TrainedHeadsLab, "_trained", canned)
+    result = labs.run("trained-heads")
+    assert [claim.endswith(wrong) for claim in failed(result)] == [True]
+    assert "That more heads than places cost a little was not seen" in result.meaning
+    learned[16] = 0.9
+    assert "learned less than 4 in 10 of 10 initializations, by 0.050" in passes(labs.run("trained-heads")).meaning
+
+
 @pytest.mark.heavy
 def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     def ungated(self: Any, x: torch.Tensor, *given: Any) -> torch.Tensor:
@@ -132,7 +183,64 @@ def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.M
         return hidden
 
     monkeypatch.setattr(GLU, "forward", ungated)
-    assert "SwiGLU learned more than ReLU, mean of the tables" in failed(small("activations"))
+    result = small("activations")
+    assert "SwiGLU learned more than ReLU, the low end of the mean's 95% interval" in failed(result)
+    assert "SwiGLU was not seen to learn more than ReLU: SwiGLU learned more" in result.meaning
+
+
+# ---------------------------------------------------------------- dropout-places and embedding-scale
+
+
+@pytest.mark.heavy
+def test_dropout_places_fails_when_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropout_places.ops, "dropout", lambda x, *given, **options: x)
+    result = small("dropout-places")
+    assert {claim.split(":")[0] for claim in failed(result)} == {
+        "residual stream, 12 layers",
+        "cosine of two passes",
+    }
+    assert "That depth does not bear dropout on the stream was not seen" in result.meaning
+
+
+def test_dropout_places_sees_a_block_that_differs_in_more_than_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = dropout_places.DropoutPlacesLab()
+    assert sizes._apart(0) < 1e-4
+    forward = dropout_places.StreamDropoutBlock.forward
+    monkeypatch.setattr(dropout_places.StreamDropoutBlock, "forward", lambda self, *given: 2 * forward(self, *given))
+    assert sizes._apart(0) > 1e-2
+
+
+def test_each_place_drops_where_its_name_says() -> None:
+    sizes = dropout_places.DropoutPlacesLab(dropped=0.3)
+    for place in dropout_places.PLACES:
+        stack = sizes.spec(place, 2).decoder
+        assert stack is not None
+        layer = stack.blocks[1]
+        rates = {
+            "attention weights": layer.attn.dropout,
+            "embeddings": stack.embed.dropout,
+            "residual stream": layer.dropout if isinstance(layer, dropout_places.StreamDropout) else 0.0,
+            "sublayers' outputs": layer.dropout if type(layer) is spec.BlockSpec else 0.0,
+        }
+        assert rates == {other: 0.3 if other == place else 0.0 for other in rates}
+
+
+@pytest.mark.heavy
+def test_embedding_scale_fails_when_the_factor_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = embedding_scale.decoder
+    monkeypatch.setattr(
+        embedding_scale, "decoder", lambda *given, scale, **options: decoder(*given, scale=None, **options)
+    )
+    result = small("embedding-scale")
+    assert {"1/√d, d 512, √d: share of the token", "1/√d: steps sooner with √d to learn half"} <= failed(result)
+    assert "√d did not make small tokens learn sooner" in result.meaning
+
+
+@pytest.mark.parametrize("width", [64, 512])
+def test_the_token_s_share_is_that_of_the_two_variances(width: int) -> None:
+    sizes = embedding_scale.EmbeddingScaleLab()
+    for (name, scaled), variance in {("1/√d", False): 1 / width, ("1/√d", True): 1.0, ("1", False): 1.0}.items():
+        assert sizes.share(name, scaled, width, 3) == pytest.approx(variance / (variance + 0.5), rel=0.35)
 
 
 def test_activations_refuses_a_hidden_width_without_two_thirds() -> None:

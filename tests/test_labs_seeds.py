@@ -328,7 +328,7 @@ def test_sizes_that_do_not_fit_together_are_one_line() -> None:
         "scaling": {"widths": "4"},
         "additive-vs-dot": {"width": 8},
         "heads-vs-width": {"heads": "2,4"},
-        "bottleneck": {"lengths": "1,2"},
+        "bottleneck": {"lengths": "1,40"},
         "depth": {"depths": "4"},
         "induction": {"vocab": 8},
         "mask-leak": {"length": 1000},

@@ -171,13 +171,16 @@ def test_bottleneck_fails_when_attention_reads_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(bottleneck.BottleneckLab, "_gradient", lambda self, name, back, seed: 0.6**back)
     claims = failed(brief())
     assert "attention: symbols right, the worst over all lengths" in claims
+    assert "parameters, attention over vector of 64" not in claims
     assert any("the gradient from T" in claim for claim in claims)
 
 
 def test_bottleneck_fails_when_a_wider_vector_holds_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     copier = bottleneck.Copier
     monkeypatch.setattr(bottleneck, "Copier", lambda code, *rest: copier(4, *rest))
-    assert "vector of 64: symbols right at length 4, less of 4" in failed(brief(steps=20))
+    result = brief(steps=20)
+    assert "vector of 64: symbols right at length 10, more than 4" in failed(result)
+    assert "That a fixed vector loses long sources, and a narrow one more, was not seen" in result.meaning
 
 
 def test_sources_are_distinct_symbols() -> None:

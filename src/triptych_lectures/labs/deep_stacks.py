@@ -8,18 +8,20 @@ L0, L1).  This needs no attention, so that a stack fails at it for one reason: i
 rate.
 """
 
-import math
 from itertools import product
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from triptych import nn
+from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
 from .generated_tasks import (
+    LAST,
     GeneratedTask,
     Places,
     ShuffledTask,
@@ -30,11 +32,11 @@ from .generated_tasks import (
     train,
     training_curve,
 )
-from .lab import Check, Checks, Clause, Ints, Lab, LabResult, Setup, size
-from .small_models import block, decoder, line_table, power
+from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .small_models import block, decoder, geometric_mean, line_table, power
 
-PlacementRuns = dict[tuple[str, str, int], TrainedRun]
-ScalingRuns = dict[tuple[str, int], TrainedRun]
+PlacementRuns = dict[tuple[str, str, int], list[TrainedRun]]
+ScalingRuns = dict[tuple[str, int], list[TrainedRun]]
 HEADS = 4
 LEARNED = 0.5  # a stack was trained if its loss went at least half the way from a guess to the best one
 PRE, POST = "pre-norm", "post-norm"
@@ -84,66 +86,95 @@ class NormPlacementLab(StackLab):
 
     name = "norm-placement"
     falsified_by = (
-        "Post-norm that learns without a warm-up at every depth, or that a warm-up helps at none of them, would have"
+        "Post-norm that learns without a warm-up at a moderate depth, or that a warm-up does not help there, would have"
         " shown the claim false. So would pre-norm that needs a warm-up too, for then the place of the norm is not the"
-        " reason."
+        " reason. What is said of the deepest stack is false if post-norm learns there, or pre-norm does not."
     )
 
     depths: Ints = size(
-        (4, 6), "layers of the stacks, in ascending order", ascending=True, full=(4, 6, 8, 10, 12, 16, 64)
+        (4, 6), "layers of the stacks, in ascending order", ascending=True, full=(4, 6, 8, 10, 12, 16, 64, 128)
     )
+    moderate: int = size(6, "the one of these depths at which post-norm is trained from several initializations")
+    draws: int = size(5, "how many initializations")
     warmup: float = size(
         0.5, "share of the steps over which the learning rate rises, where there is a warm-up; at most 1", most=1
     )
+
+    def __post_init__(self) -> None:
+        if self.moderate not in self.depths:
+            raise InputError(f"sizes moderate {self.moderate} and depths: it must be one of the depths")
 
     def run(self, setup: Setup) -> LabResult:
         runs: PlacementRuns = {}
         for depth, (name, rise) in product(self.depths, COLUMNS):
             setup.progress(f"{name}, {rise}, {depth} layers: {self.steps} steps")
-            runs[name, rise, depth] = self._train(name, rise, depth, self.task, setup.seed)
+            draws = self.draws if (name, depth) == (POST, self.moderate) else 1
+            seeds = range(setup.seed * self.draws, setup.seed * self.draws + draws)
+            runs[name, rise, depth] = [self._train(name, rise, depth, self.task, seed) for seed in seeds]
         setup.progress("shuffled answers")
         shuffled = self._train(PRE, WITHOUT, self.depths[0], ShuffledTask(self.task), setup.seed)
         return LabResult(
             "Which placement of the norm needs a warm-up?",
-            (Clause(self._meaning(runs), self._checks(runs, shuffled)),),
+            self._conclusion(runs, shuffled),
             self._sections(runs),
+            "Learned is the share of the way from the loss of a guess, 0, to the best one, 1. One learning rate, one"
+            " optimizer and an easy task: the depths at which post-norm fails are theirs.",
         )
 
-    def _checks(self, runs: PlacementRuns, shuffled: TrainedRun) -> Checks:
-        shallow, deep = self.depths[0], self.depths[-1]
-        learned = {key: run.learned for key, run in runs.items()}
-        pre, post = (
-            [learned[name, WITH, depth] - learned[name, WITHOUT, depth] for depth in self.depths]
-            for name in (PRE, POST)
-        )
-        worst = min(value for (name, _, _), value in learned.items() if name == PRE)
-        at_most = "with a warm-up, at the depth where it is most"
-        return (
-            Check("pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED),
-            Check(f"post-norm, {shallow} layers, warm-up: learned", learned[POST, WITH, shallow], least=LEARNED),
-            Check(f"post-norm, {deep} layers, no warm-up: learned", learned[POST, WITHOUT, deep], most=LEARNED),
-            Check(f"post-norm: learned more {at_most}", max(post), least=LEARNED),
-            Check(f"control: pre-norm: learned more or less {at_most}", max(map(abs, pre)), most=LEARNED / 2),
-            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-        )
-
-    def _meaning(self, runs: PlacementRuns) -> str:
-        lost = [depth for depth in self.depths if runs[POST, WITH, depth].learned < LEARNED]
-        most = (
-            f"At {', '.join(map(str, lost))} layers a warm-up of {self.warmup:.0%} of {self.steps} steps is not enough:"
-            " what the claim says of moderate depth is not true of every depth"
-            if lost
-            else "With it, post-norm learns at each of these depths"
-        )
-        return (
-            "Under post-norm every sublayer's sum is normalized, and before training the gradients of the last layers"
-            f" are large at any depth; full-sized steps of {self.rate:g} from the beginning then move the stack to"
-            " where it gives nearly the same for every input, and it stays there. A learning rate that rises slowly"
-            f" avoids this at a moderate depth. {most}. Pre-norm leaves the residual stream alone and learns at every"
-            " depth either way; a warm-up only delays it. Learned is the share of the way from the loss of a guess, 0,"
-            " to the best one, 1. One learning rate, one optimizer and an easy task: the depths at which post-norm"
-            " fails are theirs."
-        )
+    def _conclusion(self, runs: PlacementRuns, shuffled: TrainedRun) -> Conclusion:
+        learned = {key: [run.learned for run in own] for key, own in runs.items()}
+        worst = min(min(own) for (name, _, _), own in learned.items() if name == PRE)
+        apart = [learned[PRE, WITH, depth][0] - learned[PRE, WITHOUT, depth][0] for depth in self.depths]
+        without, with_ = (learned[POST, rise, self.moderate] for rise in (WITHOUT, WITH))
+        ended = [f"{sum(own >= LEARNED for own in some)} of {self.draws}" for some in (without, with_)]
+        post = f"post-norm, {self.moderate} layers"
+        clauses = [
+            Clause(
+                f"Post-norm of {self.moderate} layers learns at least half of the task from {ended[0]} initializations"
+                f" without a warm-up, and from {ended[1]} with one of {self.warmup:.0%} of the steps: on the mean"
+                f" {fmean(without):.2f} and {fmean(with_):.2f} of it.",
+                (
+                    Check(f"{post}, no warm-up: learned, mean", fmean(without), most=LEARNED),
+                    Check(
+                        f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2
+                    ),
+                    Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
+                ),
+                "A warm-up did not decide whether post-norm learns",
+            ),
+            Clause(
+                f"Pre-norm learns at every depth either way ({worst:.2f} or more). Control: shuffled answers are not"
+                " learned.",
+                (
+                    Check(
+                        "pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED
+                    ),
+                    Check(
+                        "control: pre-norm: learned more or less with a warm-up, at the depth where it is most",
+                        max(map(abs, apart)),
+                        most=LEARNED / 2,
+                    ),
+                    Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                ),
+                "Pre-norm needed a warm-up, or did not learn",
+            ),
+        ]
+        if (deep := self.depths[-1]) > self.moderate:
+            best = max(learned[POST, rise, deep][0] for rise in (WITHOUT, WITH))
+            most = min(learned[PRE, rise, deep][0] for rise in (WITHOUT, WITH))
+            clauses.append(
+                Clause(
+                    f"In {deep} layers this warm-up is not enough: post-norm learned {best:.2f} at most with and"
+                    " without"
+                    f" it, pre-norm {most:.2f} or more.",
+                    (
+                        Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),
+                        Check(f"pre-norm, {deep} layers: learned, the worse of both", most, least=LEARNED),
+                    ),
+                    "The deepest stacks did not go as claimed",
+                )
+            )
+        return tuple(clauses)
 
     def stack(self, name: str, depth: int, seed: int) -> nn.Transformer:
         """A decoder of `depth` blocks with norms placed as `name` says; what writes to the stream is not scaled."""
@@ -153,11 +184,14 @@ class NormPlacementLab(StackLab):
         return self.trained(self.stack(name, depth, seed), task, seed, self.warmup if rise == WITH else 0.0)
 
     def _sections(self, runs: PlacementRuns) -> tuple[TableSection, Curve]:
-        ends = {f"{name}, {rise}": [runs[name, rise, depth].end for depth in self.depths] for name, rise in COLUMNS}
-        guess = runs[PRE, WITHOUT, self.depths[0]].guess
+        ends = {
+            f"{name}, {rise}": [fmean(run.end for run in runs[name, rise, depth]) for depth in self.depths]
+            for name, rise in COLUMNS
+        }
+        guess = runs[PRE, WITHOUT, self.depths[0]][0].guess
         title = f"Nats a symbol after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
-        shown = max(self.depths, key=lambda d: runs[POST, WITH, d].learned - runs[POST, WITHOUT, d].learned)
-        at_depth = {f"{name}, {rise}": runs[name, rise, shown] for name, rise in COLUMNS}
+        shown = self.moderate
+        at_depth = {f"{name}, {rise}": runs[name, rise, shown][0] for name, rise in COLUMNS}
         return (
             line_table(title, "layers", self.depths, ends, ".2f"),
             training_curve(f"{shown} layers in training", "nats a symbol", at_depth),
@@ -183,68 +217,73 @@ class ResidualScalingLab(StackLab):
     untrained: Ints = size(
         (4, 16, 64), "layers of the stacks whose stream is measured before training", values=2, ascending=True
     )
+    draws: int = size(2, "stacks drawn in each way, over which the mean is taken")
     steps: int = size(80, "training steps")
 
     def run(self, setup: Setup) -> LabResult:
         task = self.task
+        seeds = range(setup.seed * self.draws, (setup.seed + 1) * self.draws)
         growth = {
-            way: [self._growth(way, depth, task, setup.seed) for depth in self.untrained] for way in (SCALED, PLAIN)
+            way: [geometric_mean([self._growth(way, depth, task, seed) for seed in seeds]) for depth in self.untrained]
+            for way in (SCALED, PLAIN)
         }
         runs: ScalingRuns = {}
         for depth, way in product(self.depths, WAYS):
             setup.progress(f"{depth} layers, {way}: {self.steps} steps")
-            runs[way, depth] = self._train(way, depth, task, setup.seed)
+            own = seeds if way in (SCALED, PLAIN, ZERO) else seeds[:1]
+            runs[way, depth] = [self._train(way, depth, task, seed) for seed in own]
         setup.progress("shuffled answers")
         shuffled = self._train(ZERO, self.depths[0], ShuffledTask(task), setup.seed)
         title = "Variance of the stream after the last block over before the first"
         return LabResult(
             "How should the weights that write to the residual stream begin?",
-            (Clause(self._meaning(runs, growth), self._checks(runs, growth, shuffled)),),
+            self._conclusion(runs, growth, shuffled),
             (line_table(title, "layers", self.untrained, growth, ".3g"), *self._sections(runs)),
+            f"A number of steps of {self.steps + 1} means that half was not reached. Pre-norm hides the growth from the"
+            " layers themselves, so unscaled stacks are slow here and do not fail. One width, one learning rate.",
         )
 
-    def _checks(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> Checks:
+    def _conclusion(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> Conclusion:
         """The variances of L independent sublayers add up: unscaled they grow as L, scaled they do not.  A delay counts
         from the first step."""
-        shallow, deep = self.depths[0], self.depths[-1]
-        early, late = (_half(runs, PLAIN, depth) - _half(runs, SCALED, depth) for depth in (shallow, deep))
+        shallow, deep, most = self.depths[0], self.depths[-1], self.untrained[-1]
+        early, late = (-_before(runs, PLAIN, depth) for depth in (shallow, deep))
         scaled, plain = (power(self.untrained, growth[way]) for way in (SCALED, PLAIN))
-        grows, half = "the stream's variance before training grows as depth to the power", "scaled to learn half"
-        return (
-            Check(f"not scaled: {grows}", plain, least=0.5),
-            Check(f"scaled: {grows}, either way", abs(scaled), most=0.25),
-            Check(f"scaled, {deep} layers: learned", runs[SCALED, deep].learned, least=LEARNED),
-            Check(f"not scaled, {deep} layers: steps later than {half}", late, least=1.0),
-            Check(
-                f"control: delay of not scaled at {shallow} layers over that at {deep}",
-                early / late if late else math.nan,
-                most=0.5,
-            ),
-            Check(
-                f"outputs that begin at 0, {deep} layers: steps earlier than {half}",
-                _half(runs, SCALED, deep) - _half(runs, ZERO, deep),
-                least=0.0,
-            ),
-            Check(f"all 0.02, {deep} layers: learned", runs[FIXED, deep].learned, least=LEARNED),
-            Check(f"all 4 times larger, {deep} layers: learned", runs[LARGE, deep].learned, most=LEARNED),
-            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-        )
-
-    def _meaning(self, runs: ScalingRuns, growth: dict[str, list[float]]) -> str:
-        deep, most = self.depths[-1], self.untrained[-1]
         half = {way: f"{_half(runs, way, deep):.0f}" for way in WAYS}
+        ends = {way: fmean(run.learned for run in runs[way, deep]) for way in WAYS}
+        grows, later = "the stream's variance before training grows as depth to the power", "steps later than scaled"
         return (
-            "Every sublayer adds to the stream, and the variances of independent sums add up. With matrices that keep"
-            f" the size of their input, a new stack of {most} layers ends with {growth[PLAIN][-1]:.0f} times the"
-            f" variance that its embedding had, with those that write divided by √(2L) with {growth[SCALED][-1]:.1f}"
-            " times, at any depth. What is added is noise at first, which hides the symbol that the head has to name:"
-            f" {deep} layers learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]} unscaled, and"
-            f" soonest where the layers begin by adding nothing, after {half[ZERO]}. At this width 0.02 is nearly"
-            f" nothing too ({half[FIXED]}); it is not a rule for every width. Matrices 4 times too large make attention"
-            " choose single keys, and steps of one size change them too little. Pre-norm hides the growth from the"
-            " layers themselves, so that unscaled stacks are slow here and do not fail. Where a number of steps is"
-            f" {self.steps + 1}, half was not reached. Learned is the share of the way from the loss of a guess, 0, to"
-            " the best one, 1."
+            Clause(
+                "The variances of what the sublayers add sum up: a new stack of"
+                f" {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance of its embedding, and with"
+                f" {growth[SCALED][-1]:.1f} times where the matrices that write are divided by √(2L).",
+                (
+                    Check(f"not scaled: {grows}", plain, least=0.5, most=1.5),
+                    Check(f"scaled: {grows}", scaled, least=-0.25, most=0.25),
+                ),
+                "The stream of new stacks did not grow as claimed",
+            ),
+            Clause(
+                f"Trained, {deep} layers learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]}"
+                f" unscaled; in {shallow} layers, where there is little to scale, the delay is {early:.0f} steps.",
+                (
+                    Check(f"scaled, {deep} layers: learned", ends[SCALED], least=LEARNED),
+                    Check(f"not scaled, {deep} layers: {later} to learn half", late, least=LAST / 2),
+                    Check(f"control: delay at {deep} layers less that at {shallow}, steps", late - early, least=1.0),
+                ),
+                "Scaling did not make deep stacks learn sooner",
+            ),
+            Clause(
+                f"Soonest are stacks whose layers begin by adding nothing, after {half[ZERO]} steps. At this width 0.02"
+                f" learns as well ({half[FIXED]}); matrices 4 times too large learn {ends[LARGE]:.0%} of the task.",
+                (
+                    Check(f"outputs that begin at 0, {deep} layers: {later}", -_before(runs, ZERO, deep), most=0.0),
+                    Check(f"all 0.02, {deep} layers: learned", ends[FIXED], least=LEARNED),
+                    Check(f"all 4 times larger, {deep} layers: learned", ends[LARGE], most=LEARNED),
+                    Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                ),
+                "The other ways to begin did not go as claimed",
+            ),
         )
 
     def stack(self, way: str, depth: int, seed: int) -> nn.Transformer:
@@ -281,15 +320,15 @@ class ResidualScalingLab(StackLab):
             [
                 way,
                 *(f"{_half(runs, way, depth):.0f}" for depth in depths),
-                *(f"{runs[way, depth].end:.2f}" for depth in depths),
+                *(f"{fmean(run.end for run in runs[way, depth]):.2f}" for depth in depths),
             ]
             for way in WAYS
         ]
         columns = [f"{what}, {depth} layers" for what in ("steps to half", "nats") for depth in depths]
-        title = f"{self.steps} steps; a guess has {runs[SCALED, deep].guess:.2f} nats, the best is 0"
+        title = f"{self.steps} steps; a guess has {runs[SCALED, deep][0].guess:.2f} nats, the best is 0"
         return (
             TableSection(title, ("what writes to the stream", *columns), rows),
-            training_curve(f"{deep} layers in training", "nats a symbol", {way: runs[way, deep] for way in WAYS}),
+            training_curve(f"{deep} layers in training", "nats a symbol", {way: runs[way, deep][0] for way in WAYS}),
         )
 
 
@@ -297,6 +336,11 @@ WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)
 
 
 def _half(runs: ScalingRuns, way: str, depth: int) -> float:
-    """The step at which the loss was half the way from a guess to the best; one past the last where it never was."""
-    run = runs[way, depth]
-    return min(run.steps_to(LEARNED), len(run.losses) + 1.0)
+    """The step at which the loss was half the way from a guess to the best; one past the last where it never was.  The
+    mean over the stacks that were drawn."""
+    return fmean(min(run.steps_to(LEARNED), len(run.losses) + 1.0) for run in runs[way, depth])
+
+
+def _before(runs: ScalingRuns, way: str, depth: int) -> float:
+    """Steps by which stacks of this way learned half before the scaled ones."""
+    return _half(runs, SCALED, depth) - _half(runs, way, depth)

@@ -1,9 +1,7 @@
 """Gradients through depth: pre-norm, post-norm, no residual (He et al. 2015; Xiong et al. 2020; lectures L0, L1)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
 from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
-from .small_models import block, curve, decoder, examples, growth, line_table, power
+from .small_models import block, curve, decoder, examples, geometric_mean, growth, line_table, power
 
 VOCAB = 97
 
@@ -45,20 +43,56 @@ class DepthLab(Lab):
         arrives, last = ({name: [pair[i] for pair in pairs] for name, pairs in gradients.items()} for i in (0, 1))
         fall = math.exp(growth(depths, arrives["no residual"]))
         goes = {name: power(depths, last[name]) for name in STACKS}
-        checks = (
-            Check(f"pre-norm, {deep} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5),
-            Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
-            Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
-            Check("post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.35),
+        arriving = {name: arrives[name][-1] for name in STACKS}
+        over = f"{deep} layers: gradient at the first block over the last"
+        conclusion = (
+            Clause(
+                "x + f(x) passes the gradient on whatever f is: with a residual stream the first of"
+                f" {deep} blocks gets {arriving['pre-norm']:.2g} times the gradient of the last under pre-norm and"
+                f" {arriving['post-norm']:.2g} times under post-norm.",
+                (
+                    Check(f"pre-norm, {over}", arriving["pre-norm"], least=0.5, most=float(deep)),
+                    Check(f"post-norm, {over}", arriving["post-norm"], least=1 / deep, most=float(deep)),
+                ),
+                "The residual stream did not carry the gradient",
+            ),
+            Clause(
+                f"Without the stream each layer multiplies what passes: {fall:.2f} of it is left after each, and {deep}"
+                f" layers leave {arriving['no residual']:.0e}.",
+                (Check("no residual: share of that ratio left after each further layer", fall, most=0.8),),
+                "The gradient arrived without the residual stream",
+            ),
+            Clause(
+                "A norm before each sublayer keeps the size of the gradient without the addition too:"
+                f" {arriving['no residual, with norms']:.2g} of the last arrives. So size alone is not what it is for.",
+                (
+                    Check(
+                        f"no residual, with norms, {over}", arriving["no residual, with norms"], 1 / deep, float(deep)
+                    ),
+                ),
+                "Norms alone changed the size of the gradient",
+            ),
+            Clause(
+                "What the placement of the norm changes is the top: under pre-norm the gradient of the last block's"
+                f" weights falls with depth L as L to the power {goes['pre-norm']:.2f}, near the 1/√L of Xiong et al.;"
+                f" under post-norm it does not ({goes['post-norm']:+.2f}).",
+                (
+                    Check(
+                        "pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25
+                    ),
+                    Check(
+                        "post-norm: the last block's gradient grows as depth to the power",
+                        goes["post-norm"],
+                        -0.15,
+                        0.2,
+                    ),
+                ),
+                "The placement of the norm did not decide what the last block gets",
+            ),
         )
-        meaning = (
-            "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of"
-            f" {deep} blocks. Without one every layer multiplies what passes: {fall:.2f} of it is left after"
-            f" each, and {deep} layers leave {arrives['no residual'][-1]:.0e}. Norms alone, without the addition,"
-            " keep the scale from collapsing so fast but do not carry the gradient. Before training both placements of"
-            " the norm carry it; what differs is the top. Under post-norm the last block's gradient does not shrink"
-            " with depth, under pre-norm it does as 1/√depth (theorem 1 of Xiong et al.). Lab `norm-placement` shows"
-            " what that means in training. The rates are those of Xavier's weights at one width."
+        remarks = (
+            "All of this is before training, with Xavier's weights at one width; `norm-placement` shows what it means"
+            " in training. Whether a stack of norms without a stream learns from its gradient is not measured."
         )
         sections = (
             line_table(
@@ -67,13 +101,13 @@ class DepthLab(Lab):
             curve("Arriving at the first block, over the last", "layers", "gradient norm", depths, arrives, log="xy"),
             curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy"),
         )
-        return LabResult("What carries the gradient through a deep stack?", (Clause(meaning, checks),), sections)
+        return LabResult("What carries the gradient through a deep stack?", conclusion, sections, remarks)
 
     def _measure(self, name: str, depth: int, seed: int) -> tuple[float, float]:
         """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),
         geometric means over `draws` draws of weights and tokens."""
         pairs = [self._gradients(self._spec(name, depth), seed * self.draws + draw) for draw in range(self.draws)]
-        ratio, last = map(_geometric_mean, zip(*pairs, strict=True))
+        ratio, last = map(geometric_mean, zip(*pairs, strict=True))
         return ratio, last
 
     def _spec(self, name: str, depth: int) -> ModelSpec:
@@ -120,8 +154,3 @@ class NoResidualBlock(nn.Block, of=NoResidual):
 
 
 STACKS = ("pre-norm", "post-norm", "no residual", "no residual, with norms")
-
-
-def _geometric_mean(gradients: Sequence[float]) -> float:
-    """0 where one of them is."""
-    return math.exp(fmean(map(math.log, gradients))) if all(gradients) else 0.0

@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.train import Example
 from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
-from .lab import Check, Checks, Clause, Lab, LabResult, Setup, number, size
+from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, number, size
 from .small_models import block, curve, examples, halves
 
 
@@ -63,8 +63,11 @@ class ExposureBiasLab(Lab):
             )
         return LabResult(
             "Does a model trained on true prefixes come back from a wrong token?",
-            (Clause(self._meaning(written), self._checks(written)),),
+            self._conclusion(written),
             self._sections(written, runs),
+            "That there is something left to come back by, the cue and the place, is a property of this task. The"
+            " replaced tokens stand for errors of any origin; how many a language model makes, and prefixes of its own"
+            " choices (scheduled sampling), are not tried.",
         )
 
     def never_back(self) -> NDArray[np.float64]:
@@ -73,35 +76,51 @@ class ExposureBiasLab(Lab):
         others = self.replaced * (1 - 1 / (self.texts * self.length))  # a random token may be the right one
         return 1 - np.power(1 - others, np.arange(self.length, dtype=np.float64))
 
-    def _checks(self, written: dict[float, WritingErrors]) -> Checks:
+    def _conclusion(self, written: dict[float, WritingErrors]) -> Conclusion:
         """Means over the second half of the text.  A model that comes back at once has no errors, one that never does
         those of `never_back`; half of them is much, a quarter little."""
-        own = "wrong after its own text, over never coming back"
-        plain, noisy, never = (
-            halves(wrong) for wrong in (written[0.0].free, written[self.noises[-1]].free, self.never_back())
-        )
-        first, second = halves(written[0.0].forced)
+        own, most = "wrong after its own text, over never coming back", self.noises[-1]
+        plain, noisy = written[0.0], written[most]
+        (_, after), (_, back), (_, never) = map(halves, (plain.free, noisy.free, self.never_back()))
+        first, second = halves(plain.forced)
         undisturbed = max(float(errors.undisturbed.mean()) for errors in written.values())
-        replaced = f"{self.noises[-1]:.0%} of the prefixes replaced"
         return (
-            Check(f"true prefixes: {own}", plain[1] / never[1], 0.5),
-            Check(f"{replaced}: {own}", noisy[1] / never[1], most=0.25),
-            Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
-            Check("control: after its own text, none replaced: wrong, the worst of all models", undisturbed, most=0.1),
-        )
-
-    def _meaning(self, written: dict[float, WritingErrors]) -> str:
-        plain, noisy = written[0.0], written[self.noises[-1]]
-        return (
-            "On true prefixes all models recite without error, and their losses do not say which of them would come"
-            f" back. When {self.replaced:.0%} of the tokens are replaced as a model writes, the one trained on true"
-            f" prefixes is wrong on {plain.free[-1]:.0%} of the last tokens: it goes on from the wrong token in another"
-            " text, and each wrong choice is the prefix of the next. After true tokens, as many of them replaced, it"
-            f" stays at {plain.forced[-1]:.0%}: what adds up is the feedback. Trained on prefixes of which"
-            f" {self.noises[-1]:.0%} is replaced, it is wrong on {noisy.free[-1]:.0%}, since it has learned to use the"
-            " cue and the place. That there is something left to come back by is a property of this task. The replaced"
-            " tokens stand for errors of any origin; nothing is said of how many a language model makes, and prefixes"
-            " of the model's own choices (scheduled sampling) are not tried."
+            Clause(
+                f"When none of the tokens that they write is replaced, all models recite with at most {undisturbed:.1%}"
+                " of errors: this does not tell them apart.",
+                (
+                    Check(
+                        "control: after its own text, none replaced: wrong, the worst of all models",
+                        undisturbed,
+                        most=0.1,
+                    ),
+                ),
+                "A model did not learn its texts",
+            ),
+            Clause(
+                f"With {self.replaced:.0%} replaced as a model writes, the one trained on true prefixes is wrong on"
+                f" {after:.0%} of the second half of a text, where one that never comes back were wrong on {never:.0%}."
+                f" After true tokens, as many replaced, it stays at {second:.0%}: what adds up is the feedback.",
+                (
+                    Check(f"true prefixes: {own}", after / never, least=0.5),
+                    Check(
+                        "control: true prefixes, each choice after true tokens: wrong more later",
+                        second - first,
+                        least=-0.1,
+                        most=0.1,
+                    ),
+                ),
+                "That errors add up after its own text alone was not seen",
+            ),
+            Clause(
+                f"Trained on prefixes of which {most:.0%} is replaced, it comes back: {back:.0%} are wrong, since the"
+                " cue and the place still say what follows.",
+                (
+                    Check(f"{most:.0%} of the prefixes replaced: {own}", back / never, most=0.25),
+                    Check("wrong less than the one trained on true prefixes", after - back, least=0.1),
+                ),
+                "Wrong tokens in the prefixes of training did not help",
+            ),
         )
 
     def _train(self, task: RecitedTexts, seed: int) -> tuple[nn.Transformer, TrainedRun]:

@@ -17,7 +17,7 @@ from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from .lab import Check, Checks, Clause, Ints, Lab, LabResult, Setup, number, size
+from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, number, size
 from .small_models import attention_layers, curve, examples, halves
 
 
@@ -59,56 +59,68 @@ class InContextLab(Lab):
         unrelated = answered(models[_name(None)], replace(new, random_answers=True), self.tested, setup.seed)
         return LabResult(
             "Can a model learn from the examples in its row what it was never trained on?",
-            (Clause(self._meaning(on_new, own), self._checks(on_new, own, unrelated)),),
+            self._conclusion(on_new, own, unrelated),
             self._sections(on_new, unrelated, runs),
+            "The weights are fixed, and the functions tested are none of those trained. A lookup is the simplest"
+            " function that can be new in a row; that regression or language is learned so is not shown.",
         )
 
     def best_errors(self) -> NDArray[np.float64]:
         """[examples]: the smallest possible error: that of a guess where the input was not shown, and 0 elsewhere."""
         return (1 - 1 / self.symbols) ** np.arange(1.0, self.examples + 1)
 
-    def _checks(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> Checks:
+    def _conclusion(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> Conclusion:
         """Half of what examples can give is a use of them; a tenth is none."""
         first, second = halves(self.best_errors())
-        possible = first - second
-        every, single = on_new[_name(None)], on_new[_name(1)]
+        possible, begin = first - second, float(own.right[:, 0].mean())
+        every, single, errors = on_new[_name(None)], on_new[_name(1)], on_new[_name(None)].errors
         fall, new = "fall of the error", "functions never trained"
+        shown, hidden = (every.share(shown=shown) for shown in (True, False))
         return (
-            Check(
-                f"{new}: {fall} from the first half of the row to the second, over the largest possible",
-                every.fall / possible,
-                least=0.5,
+            Clause(
+                f"On functions that were never trained the error falls from {errors[0]:.0%} at the first example of a"
+                f" row to {errors[-1]:.0%} at the last; the least possible there is {self.best_errors()[-1]:.0%}.",
+                (
+                    Check(
+                        f"{new}: {fall} from the first half of the row to the second, over the largest possible",
+                        every.fall / possible,
+                        least=0.5,
+                        most=1.25,
+                    ),
+                ),
+                "The examples of a row were not used",
             ),
-            Check(f"{new}: right where the input was shown before", every.share(shown=True), least=0.9),
-            Check(
-                f"control: {new}: right where the input was not shown",
-                every.share(shown=False),
-                most=1 / self.symbols + 0.1,
+            Clause(
+                f"What was learned is to look a function up in the row: {shown:.0%} are right where the input was shown"
+                f" before, {hidden:.0%} where it was not, which is chance. Control: where the answers of a row are"
+                " random, the error does not fall.",
+                (
+                    Check(f"{new}: right where the input was shown before", shown, least=0.9),
+                    Check(f"control: {new}: right where the input was not shown", hidden, most=1 / self.symbols + 0.1),
+                    Check(
+                        f"control: answers in the row random: {fall}, over the largest possible",
+                        unrelated.fall / possible,
+                        least=-0.1,
+                        most=0.1,
+                    ),
+                ),
+                "It was not a lookup in the row",
             ),
-            Check(
-                f"control: answers in the row random: {fall}, over the largest possible",
-                unrelated.fall / possible,
-                most=0.1,
+            Clause(
+                "Only training that makes it necessary teaches it: a model trained on one function knows that one"
+                " before"
+                f" any example ({begin:.0%} right) and is wrong on {single.errors[-1]:.0%} of others at the last one.",
+                (
+                    Check("trained on 1 function: right on it at the first example", begin, least=0.9),
+                    Check(
+                        f"control: trained on 1 function, others tested: {fall}, over the largest possible",
+                        single.fall / possible,
+                        least=-0.1,
+                        most=0.1,
+                    ),
+                ),
+                "A model trained on one function used the examples, or did not learn it",
             ),
-            Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
-            Check(
-                f"control: trained on 1 function, others tested: {fall}, over the largest possible",
-                single.fall / possible,
-                most=0.1,
-            ),
-        )
-
-    def _meaning(self, on_new: dict[str, TaskAnswers], own: TaskAnswers) -> str:
-        every, single = on_new[_name(None)], on_new[_name(1)]
-        errors = every.errors
-        return (
-            "The weights are fixed, and the functions tested are none of those trained. Yet the error falls from"
-            f" {errors[0]:.0%} at the first example of a row to {errors[-1]:.0%} at the last; the least possible there"
-            f" is {self.best_errors()[-1]:.0%}, because the row may not have shown the input. What was learned is not a"
-            " function but how to look one up in the row. Only training that makes it necessary teaches it: a model"
-            f" trained on one function knows that one before any example ({own.right[:, 0].mean():.0%} right) and is"
-            f" wrong on {single.errors[-1]:.0%} of others, however many examples it reads. A lookup is the simplest"
-            " function that can be new in a row; that regression or language is learned so is not shown."
         )
 
     def _train(self, task: Lookups, seed: int) -> tuple[nn.Transformer, TrainedRun]:

@@ -7,9 +7,10 @@ training loop - so that breaking one of them makes its lab FAIL.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from triptych.arguments import checked_methods, integer
@@ -221,6 +222,15 @@ def rate_interval(held: int, count: int) -> tuple[float, float]:
     rate, spread = held / count, z * z / count
     half = z * math.sqrt((rate * (1 - rate) + spread / 4) / count)
     return max(0.0, (rate + spread / 2 - half) / (1 + spread)), min(1.0, (rate + spread / 2 + half) / (1 + spread))
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the mean of which `values`, two or more, are independent cases: Student's, whose quantile is
+    approximated from the normal one (Abramowitz & Stegun 1964, 26.7.5; within 0.2% from 9 values on)."""
+    z, free = 1.959964, len(values) - 1
+    quantile = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    half = quantile * stdev(values) / math.sqrt(len(values)) if free else math.nan
+    return fmean(values) - half, fmean(values) + half
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ from .generated_tasks import (
 )
 from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
 
+ONE_CASE = "One task, one learning rate: which score is better where both learn is not decided here."
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 
 
@@ -68,11 +69,15 @@ class ReadingLab(Lab):
             heads[name, d] = self.learned(module, self.task, setup.seed)
         return heads
 
-    def control(self, setup: Setup, module: nn.Transformer) -> Check:
+    def control(self, setup: Setup, module: nn.Transformer) -> Clause:
         """A head that is trained on shuffled answers is right by chance."""
         setup.progress("shuffled answers")
-        share = self.learned(module, ShuffledTask(self.task), setup.seed).right
-        return Check("control: answers right, trained on shuffled ones", share, most=1 / self.symbols + 0.1)
+        share, chance = self.learned(module, ShuffledTask(self.task), setup.seed).right, 1 / self.symbols
+        return Clause(
+            f"Control: trained on shuffled answers {share:.0%} are right; chance is {chance:.0%}.",
+            (Check("control: answers right, trained on shuffled ones", share, most=chance + 0.1),),
+            "The task can be answered without reading",
+        )
 
     def table(self, heads: Heads) -> TableSection:
         """A row for each d, with every name's share of right answers and loss; a case that was not trained is empty."""
@@ -101,8 +106,8 @@ class TrainedScaleLab(ReadingLab):
     name = "trained-scale"
     falsified_by = (
         "That the head of the largest d learns without the division as it does with it would have shown the claim"
-        " false, and so would a smallest d at which it matters too. If weights drawn smaller by that factor did not"
-        " help, large scores at the beginning would not be the reason."
+        " false, and so would a smallest d at which it matters too, for better or worse. If weights drawn smaller by"
+        " that factor did not help, large scores at the beginning would not be the reason."
     )
 
     widths: Ints = size(
@@ -115,35 +120,52 @@ class TrainedScaleLab(ReadingLab):
         cases = [(name, d) for d in self.widths for name in (SCALED, PLAIN)] + [(SMALLER, wide)]
         heads = self.swept(setup, {case: self.head(*case, setup.seed) for case in cases})
         right = {case: head.right for case, head in heads.items()}
-        checks = (
-            Check("1/√d: answers right, the worst over all d", min(right[SCALED, d] for d in self.widths), least=0.75),
-            Check(
-                f"d {wide}: answers right with 1/√d, less without", right[SCALED, wide] - right[PLAIN, wide], least=0.25
+        worst = min(right[SCALED, d] for d in self.widths)
+        conclusion = (
+            Clause(
+                f"With 1/√d the head learns to read the symbol {self.back} places back at every d: {worst:.0%} of the"
+                " answers are right or more.",
+                (Check("1/√d: answers right, the worst over all d", worst, least=0.75),),
+                "The head did not learn with the division",
             ),
-            Check(
-                f"control: d {narrow}: difference of answers right with 1/√d and without",
-                abs(right[SCALED, narrow] - right[PLAIN, narrow]),
-                most=0.25,
+            Clause(
+                "Without it the scores of a new head have a standard deviation of about √d. At"
+                f" d {narrow} it learns all the same ({right[PLAIN, narrow]:.0%}), at d {wide} not within"
+                f" {self.steps} steps ({right[PLAIN, wide]:.0%}).",
+                (
+                    Check(
+                        f"d {wide}: answers right with 1/√d, less without",
+                        right[SCALED, wide] - right[PLAIN, wide],
+                        least=0.25,
+                    ),
+                    Check(
+                        f"control: d {narrow}: answers right with 1/√d, less without",
+                        right[SCALED, narrow] - right[PLAIN, narrow],
+                        -0.1,
+                        0.1,
+                    ),
+                ),
+                "The division did not decide at large d alone",
             ),
-            Check(
-                f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
-                right[SMALLER, wide],
-                least=0.75,
+            Clause(
+                f"The same head of d {wide} learns without the division where its first weights are so much smaller"
+                f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
+                " protects"
+                " is the beginning of training.",
+                (
+                    Check(
+                        f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
+                        right[SMALLER, wide],
+                        least=0.75,
+                    ),
+                ),
+                "Smaller first weights did not make up for the division",
             ),
             self.control(setup, self.head(SCALED, narrow, setup.seed)),
         )
-        meaning = (
-            f"With 1/√d the head learns to read the symbol {self.back} places back at every d. Without it the scores of"
-            f" a new head have a standard deviation of √d. At d {narrow} that is {math.sqrt(narrow):.0f} and it learns"
-            f" all the same ({right[PLAIN, narrow]:.0%} right); at d {wide} it is {math.sqrt(wide):.0f}, each query"
-            f" sees one key, the gradient hardly reaches the scores, and {right[PLAIN, wide]:.0%} are right after"
-            f" {self.steps} steps. The same head without the division learns when its weights are drawn smaller, so"
-            f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
-            " protects is the beginning of training."
-        )
         at_most = {name: heads[name, wide] for name in (SCALED, PLAIN, SMALLER)}
         sections = self.table(heads), self.training_curve(f"d {wide} in training", "nats a symbol", at_most)
-        return LabResult("Does a head learn without the division by √d?", (Clause(meaning, checks),), sections)
+        return LabResult("Does a head learn without the division by √d?", conclusion, sections, ONE_CASE)
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
         """One layer of attention with one head, whose queries and keys have width d, its values that of the stream."""
@@ -170,12 +192,13 @@ class TrainedScoresLab(ReadingLab):
     )
 
     widths: Ints = size(
-        (16, 2048),
+        (16, 1024),
         "d, the widths of queries and keys, in ascending order",
         values=2,
         ascending=True,
         full=(16, 512, 2048),
     )
+    steps: int = size(150, "training steps", full=200)
     tested: int = size(64, "rows that the share of right answers is taken from", full=200)
 
     def run(self, setup: Setup) -> LabResult:
@@ -183,41 +206,48 @@ class TrainedScoresLab(ReadingLab):
         modules = {(name, d): self.head(name, d, setup.seed) for d in self.widths for name in SCORES}
         heads = self.swept(setup, modules)
         right = {case: head.right for case, head in heads.items()}
-        apart = [abs(right[ADDITIVE, d] - right[DIVIDED, d]) for d in self.widths]
-        checks = (
-            Check(
-                "additive: answers right, the worst over all d",
-                min(right[ADDITIVE, d] for d in self.widths),
-                least=0.75,
+        apart = max((right[ADDITIVE, d] - right[DIVIDED, d] for d in self.widths), key=abs)
+        worst = min(right[ADDITIVE, d] for d in self.widths)
+        conclusion = (
+            Clause(
+                f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs"
+                f" no scale ({right[UNDIVIDED, narrow]:.0%} right, additive {right[ADDITIVE, narrow]:.0%}).",
+                (
+                    Check("additive: answers right, the worst over all d", worst, least=0.75),
+                    Check(
+                        f"control: d {narrow}: answers right, additive less dot product without scale",
+                        right[ADDITIVE, narrow] - right[UNDIVIDED, narrow],
+                        -0.1,
+                        0.1,
+                    ),
+                ),
+                "At small d the scores were not alike",
             ),
-            Check(
-                f"d {wide}: answers right with the additive score, less with the dot product without scale",
-                right[ADDITIVE, wide] - right[UNDIVIDED, wide],
-                least=0.25,
+            Clause(
+                f"At d {wide} it does: {right[UNDIVIDED, wide]:.0%} are right after {self.steps} steps without a scale,"
+                f" {right[ADDITIVE, wide]:.0%} with the additive score, whose hidden units are bounded.",
+                (
+                    Check(
+                        f"d {wide}: answers right with the additive score, less with the dot product without scale",
+                        right[ADDITIVE, wide] - right[UNDIVIDED, wide],
+                        least=0.25,
+                    ),
+                ),
+                "The additive score was not ahead of the dot product without scale",
             ),
-            Check(
-                f"control: d {narrow}: difference of answers right, additive and dot product without scale",
-                abs(right[ADDITIVE, narrow] - right[UNDIVIDED, narrow]),
-                most=0.25,
+            Clause(
+                "The division by √d makes up for what the additive score had ahead:"
+                f" {right[DIVIDED, wide]:.0%} right at d {wide}, and within 0.1 of it at every d.",
+                (Check("answers right, additive less 1/√d, furthest from 0 over all d", apart, -0.1, 0.1),),
+                "The additive score and the divided dot product were not alike",
             ),
-            Check("additive and 1/√d: difference of answers right, the largest over all d", max(apart), most=0.25),
             self.control(setup, self.head(ADDITIVE, narrow, setup.seed)),
-        )
-        meaning = (
-            f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs no"
-            f" scale. At d {wide} it does: without one {right[UNDIVIDED, wide]:.0%} of the answers are right after"
-            f" {self.steps} steps, with it {right[DIVIDED, wide]:.0%}. The additive score has no scale"
-            f" ({right[ADDITIVE, wide]:.0%} right): each hidden unit adds at most its weight, whatever the size of"
-            " queries and keys, so that the first scores do not saturate softmax. At widths in between, the dot product"
-            " without a scale may only learn later: AdamW gets out of a softmax that is not wholly saturated. What the"
-            " additive score had ahead the division makes up for, and it costs nothing; lab `additive-vs-dot` has the"
-            " price of the other. One task and one learning rate; that one score is better than the other where both"
-            " learn, as comparisons in translation found, is not decided here."
         )
         at_most = {name: heads[name, wide] for name in SCORES}
         sections = self.table(heads), self.training_curve(f"In training, d {wide}", "nats a token", at_most)
         question = "Does the additive score learn where the dot product does not?"
-        return LabResult(question, (Clause(meaning, checks),), sections)
+        remarks = ONE_CASE + " The price of the additive score is in lab `additive-vs-dot`."
+        return LabResult(question, conclusion, sections, remarks)
 
     def scorer(self, name: str, d: int) -> AttentionSpec:
         """One head whose queries and keys have width d and whose values that of the stream."""
@@ -257,37 +287,39 @@ class CosineScoresLab(ReadingLab):
             before[case] = self._largest(module, setup.seed)
             heads[case] = self.learned(module, self.task, setup.seed)
             after[case] = self._largest(module, setup.seed)
-        worse = min(heads[COSINE, begin].right for begin in (DRAWN, LARGER))
         larger = f"weights {self.factor:g} times as large"
-        checks = (
-            Check("cosine: answers right, the worse of both beginnings", worse, least=0.75),
-            Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
-            Check(
-                f"dot product: answers right less with {larger}",
-                heads[DOT, DRAWN].right - heads[DOT, LARGER].right,
-                least=0.25,
+        less, bounded = heads[DOT, DRAWN].right - heads[DOT, LARGER].right, "largest score before training, over √d"
+        conclusion = (
+            Clause(
+                f"From weights as they are drawn both scores learn: {heads[DOT, DRAWN].right:.0%} of the answers are"
+                f" right with dot products, {heads[COSINE, DRAWN].right:.0%} with cosines.",
+                (
+                    Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
+                    Check("cosine: answers right, weights as drawn", heads[COSINE, DRAWN].right, least=0.75),
+                ),
+                "From weights as drawn one of them did not learn",
             ),
-            Check(
-                "cosine: largest score before training, over √d",
-                max(before[COSINE, begin] for begin in (DRAWN, LARGER)),
-                most=1.001,
+            Clause(
+                f"From queries and keys whose {larger}, {heads[DOT, LARGER].right:.0%} are right with dot products"
+                " after"
+                f" {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
+                (
+                    Check(f"dot product: answers right less with {larger}", less, least=0.25),
+                    Check(f"cosine: answers right with {larger}", heads[COSINE, LARGER].right, least=0.75),
+                ),
+                "The size of the first weights did not decide for dot products alone",
             ),
-            Check(
-                f"control: dot product, {larger}: largest score before training, over √d",
-                before[DOT, LARGER],
-                least=1.001,
+            Clause(
+                "A dot product grows with the length of query and key, and its first scores reach"
+                f" {before[DOT, LARGER]:.0f} times √d from these weights. A cosine does not: no score of a new head is"
+                f" above √d ({max(before[COSINE, begin] for begin in (DRAWN, LARGER)):.2f} times).",
+                (
+                    Check(f"cosine: {bounded}", max(before[COSINE, begin] for begin in (DRAWN, LARGER)), most=1.001),
+                    Check(f"control: dot product, {larger}: {bounded}", before[DOT, LARGER], least=1.001),
+                ),
+                "The scores were not bounded as claimed",
             ),
             self.control(setup, self.head(COSINE, DRAWN, setup.seed)),
-        )
-        meaning = (
-            "A dot product grows with the length of query and key, a cosine does not. From weights of queries and keys"
-            f" that are {self.factor:g} times as large, the first scores of the dot product reach"
-            f" {before[DOT, LARGER]:.0f} times √d, softmax is saturated, and {heads[DOT, LARGER].right:.0%} of the"
-            f" answers are right after {self.steps} steps. With norms on queries and keys no score of a new head is"
-            f" above √d, whatever the weights, and {heads[COSINE, LARGER].right:.0%} are right. How sharp the head"
-            " becomes is set by the norms' weights, which are trained: after training its largest score is"
-            f" {after[COSINE, LARGER]:.1f} times √d. From weights as they are drawn both learn; that cosine scores are"
-            " better there is not claimed."
         )
         rows = [
             [*case, f"{head.right:.0%}", f"{head.run.end:.2f}", f"{before[case]:.2f}", f"{after[case]:.2f}"]
@@ -299,7 +331,8 @@ class CosineScoresLab(ReadingLab):
             TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows),
             self.training_curve("In training", "nats a token", by_name),
         )
-        return LabResult("What do cosine scores change in training?", (Clause(meaning, checks),), sections)
+        remarks = ONE_CASE + " How sharp the head becomes is set by the norms' weights, which are trained."
+        return LabResult("What do cosine scores change in training?", conclusion, sections, remarks)
 
     def head(self, name: str, begin: str, seed: int) -> nn.Transformer:
         """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""

@@ -180,3 +180,8 @@ def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
 def power(xs: Sequence[float], ys: Sequence[float]) -> float:
     """b of the power law `y = a x^b` fitted by least squares of the logarithms; NaN when a y is 0."""
     return growth([math.log(x) for x in xs], ys)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """0 where one of them is."""
+    return math.exp(fmean(map(math.log, values))) if all(values) else 0.0

@@ -1,0 +1,189 @@
+"""Token embeddings multiplied by √d beside sinusoidal positions (Vaswani et al. 2017, section 3.4; lecture L2).
+
+The lecture multiplies embeddings by √d "to stabilize magnitudes".  Here tokens are drawn with three deviations in use:
+0.02 (BERT, GPT-2), 1/√d, and 1 (torch's own).  For each, with and without √d: the share of the token in what the first
+norm gives, and the steps of training until half of a task is learned in which the order decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from statistics import fmean
+
+import torch
+
+from triptych import nn
+from triptych.attention import Rows
+from triptych.page import Curve, TableSection
+from triptych.spec import RMSNormSpec, SinusoidalSpec
+from .generated_tasks import (
+    LAST,
+    GeneratedTask,
+    Places,
+    ShuffledTask,
+    TrainedRun,
+    TrainingBudget,
+    train,
+    training_curve,
+)
+from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .small_models import block, decoder
+
+SMALL, UNIT, LARGE = "0.02", "1/√d", "1"  # standard deviations of the tokens' numbers
+DEVIATIONS = (SMALL, UNIT, LARGE)
+Case = tuple[str, bool]  # a deviation, and whether √d multiplies
+CASES: tuple[Case, ...] = tuple(product(DEVIATIONS, (False, True)))
+HEADS = 4
+
+
+class EmbeddingScaleLab(Lab):
+    """The token's share after the first norm, and training, for three deviations with and without √d."""
+
+    name = "embedding-scale"
+    falsified_by = (
+        "The claim is false if √d makes no difference to the token's share after the first norm, or if tokens drawn"
+        " with 1/√d or 0.02 are learned as soon without it. That what counts is the size beside the positions is false"
+        " if tokens of deviation 1 gain from √d as well, or lose by it where the order does not matter."
+    )
+
+    widths: Ints = size((64, 512), "d, widths at which the share is measured, ascending", ascending=True)
+    width: int = size(64, f"d of the models that are trained, a multiple of {HEADS}", multiple=HEADS)
+    layers: int = size(2, "blocks of the models that are trained")
+    symbols: int = size(16, "different symbols, two or more", least=2)
+    length: int = size(16, "symbols of a row, two or more", least=2)
+    draws: int = size(3, "models trained in each case, over which the mean is taken", full=10)
+    steps: int = size(200, "training steps")
+    rows: int = size(8, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW")
+
+    def run(self, setup: Setup) -> LabResult:
+        shares = {case: [self.share(*case, width, setup.seed) for width in self.widths] for case in CASES}
+        order, own = (Places(self.symbols, self.length, (back,)) for back in (1, 0))
+        runs: dict[Case, list[TrainedRun]] = {}
+        for case in CASES:
+            setup.progress(f"deviation {case[0]}, {_named(case)}: {self.draws} times {self.steps} steps")
+            seeds = range(setup.seed * self.draws, (setup.seed + 1) * self.draws)
+            runs[case] = [self._train(*case, order, seed) for seed in seeds]
+        setup.progress("controls: no order, shuffled answers")
+        alone = [self._half([self._train(LARGE, scaled, own, setup.seed)]) for scaled in (False, True)]
+        shuffled = self._train(UNIT, True, ShuffledTask(order), setup.seed)
+        return LabResult(
+            "What does √d at the embedding do?",
+            self._conclusion(shares, runs, alone[1] - alone[0], shuffled),
+            self._sections(shares, runs),
+            "The positions are sinusoids, whose numbers have a root mean square of 1/√2 whatever the width, and are"
+            " added without a factor. Learned positions, drawn as small as the tokens, need no √d.",
+        )
+
+    def _conclusion(
+        self,
+        shares: Mapping[Case, list[float]],
+        runs: Mapping[Case, list[TrainedRun]],
+        alone: float,
+        shuffled: TrainedRun,
+    ) -> Conclusion:
+        share = {case: own[-1] for case, own in shares.items()}
+        half = {case: self._half(own) for case, own in runs.items()}
+        sooner = {name: half[name, False] - half[name, True] for name in DEVIATIONS}
+        d, later = self.widths[-1], "steps sooner with √d to learn half"
+        return (
+            Clause(
+                f"Beside sinusoids of width {d}, tokens drawn with 1/√d are {share[UNIT, False]:.1%} of what the first"
+                f" norm gives, and {share[UNIT, True]:.0%} with √d. Drawn with 0.02 they are {share[SMALL, False]:.2%}"
+                f" and {share[SMALL, True]:.0%}; with 1, {share[LARGE, False]:.0%} and {share[LARGE, True]:.1%}: then"
+                " √d leaves almost nothing of the positions.",
+                (
+                    Check(f"1/√d, d {d}, no √d: share of the token", share[UNIT, False], most=0.1),
+                    Check(f"1/√d, d {d}, √d: share of the token", share[UNIT, True], least=0.5, most=0.8),
+                    Check(f"1, d {d}, no √d: share of the token", share[LARGE, False], least=0.5, most=0.8),
+                    Check(f"1, d {d}, √d: share of the token", share[LARGE, True], least=0.95),
+                ),
+                "√d did not decide the share of the token",
+            ),
+            Clause(
+                f"Naming the symbol one place back is half learned after {half[UNIT, True]:.0f} steps with √d and"
+                f" {half[UNIT, False]:.0f} without where tokens are drawn with 1/√d, after {half[SMALL, True]:.0f} and"
+                f" {half[SMALL, False]:.0f} with 0.02.",
+                (
+                    Check(f"1/√d: {later}", sooner[UNIT], least=float(LAST)),
+                    Check(f"0.02: {later}", sooner[SMALL], least=float(LAST)),
+                ),
+                "√d did not make small tokens learn sooner",
+            ),
+            Clause(
+                f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
+                f" {half[LARGE, True]:.0f} with it. The factor is no rule of its own: tokens of the size of the"
+                " positions are what training needs, and 1 without √d is as good as 1/√d with it.",
+                (
+                    Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
+                    Check("1 without √d, later than 1/√d with it", half[LARGE, False] - half[UNIT, True], -LAST, LAST),
+                ),
+                "Large tokens did not lose by √d",
+            ),
+            Clause(
+                f"Controls: where the answer is the symbol at hand and the order does not matter, √d costs tokens of"
+                f" deviation 1 {alone:.0f} steps; shuffled answers are not learned.",
+                (
+                    Check("control: symbol at hand, 1: steps later with √d", alone, -LAST, LAST),
+                    Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                ),
+                "Something else than the size beside the positions was compared",
+            ),
+        )
+
+    def model(self, name: str, scaled: bool, width: int, seed: int) -> nn.Transformer:
+        """A decoder whose tokens are drawn with this deviation, with sinusoidal positions."""
+        positions, last = SinusoidalSpec(width=width), RMSNormSpec(width=width)
+        blocks = [block(width, HEADS, 2 * width)] * self.layers
+        scale = width**0.5 if scaled else None
+        module = nn.new(decoder(self.symbols, blocks, embedded=positions, final_norm=last, scale=scale), seed)
+        assert module.decoder is not None
+        noise, deviation = torch.Generator().manual_seed(seed), {SMALL: 0.02, UNIT: width**-0.5, LARGE: 1.0}[name]
+        tokens = module.decoder.embed.tokens.weight
+        tokens.data = deviation * torch.randn(tokens.shape, generator=noise)
+        return module
+
+    @torch.no_grad()
+    def share(self, name: str, scaled: bool, width: int, seed: int) -> float:
+        """Of the variance of what the first norm gives, over all pairs of a symbol and a position, the part that goes
+        with the symbol; the rest goes with the position (analysis of variance of two factors)."""
+        module = self.model(name, scaled, width, seed)
+        assert module.decoder is not None
+        ids = torch.arange(self.symbols).repeat_interleave(self.length)
+        x = module.decoder.embed(ids.reshape(-1, self.length).flatten(), Rows((self.length,) * self.symbols))
+        normed = module.decoder.blocks[0].attn_norm.pre(x).reshape(self.symbols, self.length, width)
+        apart = normed - normed.mean((0, 1))
+        token, place = (float(apart.mean(axis).square().sum(-1).mean()) for axis in (1, 0))
+        return token / (token + place)
+
+    def _train(self, name: str, scaled: bool, task: GeneratedTask, seed: int) -> TrainedRun:
+        budget = TrainingBudget(self.steps, self.rows, self.rate)
+        return train(self.model(name, scaled, self.width, seed), task, budget, seed)
+
+    def _half(self, runs: list[TrainedRun]) -> float:
+        """Mean number of steps to learn half, one past the last where it never was."""
+        return fmean(min(run.steps_to(0.5), self.steps + 1.0) for run in runs)
+
+    def _sections(
+        self, shares: Mapping[Case, list[float]], runs: Mapping[Case, list[TrainedRun]]
+    ) -> tuple[TableSection, Curve]:
+        rows = []
+        for case in CASES:
+            half, learned = self._half(runs[case]), fmean(run.learned for run in runs[case])
+            own = *(f"{x:.2%}" for x in shares[case]), f"{half:.0f}", f"{learned:.2f}"
+            rows.append([case[0], _named(case), *own])
+        columns = (
+            *(f"token's share, d {d}" for d in self.widths),
+            f"steps to half, d {self.width}",
+            "learned at the end",
+        )
+        first = {f"{case[0]}, {_named(case)}": own[0] for case, own in runs.items()}
+        return (
+            TableSection("Tokens beside sinusoidal positions", ("deviation of tokens", "factor", *columns), rows),
+            training_curve("The symbol one place back, in training", "nats a symbol", first),
+        )
+
+
+def _named(case: Case) -> str:
+    return "√d" if case[1] else "no factor"
