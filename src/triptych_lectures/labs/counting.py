@@ -125,3 +125,26 @@ class _Storages(_Counter):
 
     def _freed(self, pointer: int) -> None:
         self.now -= self.live.pop(pointer)
+
+
+# how many matrix products, each after the one before, stand in a node of autograd's graph
+_IN_ONE = {"AddmmBackward0": 1, "MmBackward0": 1, "BmmBackward0": 1, "BaddbmmBackward0": 1, "ConvolutionBackward0": 1}
+
+
+def longest_chain(out: Tensor) -> int:
+    """The most matrix products and convolutions on one path to `out`: each has to wait for the one before it.
+
+    They are counted in autograd's graph; a fused kernel of attention is two, the scores and the sum of the values.
+    """
+    longest: dict[Any, int] = {}
+    stack = [out.grad_fn]
+    while stack:
+        node = stack[-1]
+        before = [own for own, _ in node.next_functions if own is not None] if node is not None else []
+        waiting = [own for own in before if own not in longest]
+        if waiting:
+            stack += waiting
+            continue
+        own = 2 if node.name().startswith("ScaledDotProduct") else _IN_ONE.get(node.name(), 0)
+        longest[stack.pop()] = own + max((longest[one] for one in before), default=0)
+    return longest[out.grad_fn]

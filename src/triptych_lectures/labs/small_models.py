@@ -2,7 +2,7 @@
 labs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.optim import AdamW
 
 from triptych import nn
 from triptych.page import Curve, TableSection
@@ -126,6 +127,31 @@ def fit(
     trainer = Trainer(module, data, Optimizer(module, optimizer or OptimizerSettings()), schedule, settings)
     trainer.run()
     return [(float(step.step), step.loss) for step in trainer.at.history]
+
+
+def descend(
+    module: torch.nn.Module,
+    loss: Callable[[int], torch.Tensor],
+    *,
+    steps: int,
+    optimizer: OptimizerSettings,
+    schedule: Schedule,
+) -> Iterator[float]:
+    """Train a module that is not one of the library's, in place, by AdamW with the rates and the clipping of `Trainer`.
+
+    `loss` returns that of a step, which are counted from 0; its value is yielded after the step, so that a run can be
+    looked at, and ended, in between.
+    """
+    adamw = AdamW(module.parameters(), lr=optimizer.lr, betas=optimizer.betas, weight_decay=optimizer.weight_decay)
+    for step in range(steps):
+        for group in adamw.param_groups:
+            group["lr"] = optimizer.lr * schedule.factor((step + 1) / steps)
+        nats = loss(step)
+        adamw.zero_grad()
+        nats.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(module.parameters(), optimizer.clip)
+        adamw.step()
+        yield float(nats.detach())
 
 
 def examples(ids: Ids, targets: Ids, trained: NDArray[np.bool_] | None = None) -> list[Example]:

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
-from torch.optim import AdamW
 
 from triptych import nn
 from triptych.attention import Rows, additive
 from triptych.spec import BlockSpec, Mask, ModelSpec, RMSNormSpec, SinusoidalSpec, attention, full, keys, same_document
 from triptych.train import Data, Example, OptimizerSettings, Pairs, Schedule, TrainingBatch
 from triptych.train.data import EpochRows
-from .small_models import CAUSAL, Points, block, decoder, fit
+from .small_models import CAUSAL, Points, block, decoder, descend, fit
 
 Ids = list[int]
 END_ID, START_ID = 0, 1
@@ -237,19 +236,15 @@ def _recurrent(
     with torch.random.fork_rng():
         torch.manual_seed(training.seed)
         module = RecurrentTranslator(vocab, training.width, attention=attention)
-    settings, data = training.optimizer, _rows(pairs)
-    began, losses = time.process_time(), []
-    optimizer = AdamW(module.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
-    for step in range(training.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr * training.schedule.factor((step + 1) / training.steps)
-        examples = data.draw(training.seed, step, training.rows)
-        loss = _recurrent_loss(module, examples)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
-        optimizer.step()
-        losses.append((step + 1.0, float(loss.detach())))
+    data, began = _rows(pairs), time.process_time()
+    steps = descend(
+        module,
+        lambda step: _recurrent_loss(module, data.draw(training.seed, step, training.rows)),
+        steps=training.steps,
+        optimizer=training.optimizer,
+        schedule=training.schedule,
+    )
+    losses = [(step + 1.0, nats) for step, nats in enumerate(steps)]
     return TrainedTranslator(Recurrent(module.eval()), losses, time.process_time() - began)
 
 

@@ -1,0 +1,251 @@
+"""A first token that decides the answer after the last: a plain RNN, LSTMs, a GRU and one layer of attention.
+
+Lectures L0 and L1: "gates that helped but didn't eliminate the problem".  Hochreiter and Schmidhuber 1997; Gers et al.
+2000 and Jozefowicz et al. 2015, on the bias of the forget gate; Cho et al. 2014, the GRU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from triptych.attention import attend
+from triptych.page import TableSection
+from triptych.train import OptimizerSettings, Schedule
+from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .small_models import curve, descend, growth, line_table, power
+
+PLAIN, GRU, ATTENTION = "plain RNN", "GRU", "attention"
+BIASES = (0.0, 1.0, 3.0)  # of the forget gate, before training; a gate of 0.5, 0.73 and 0.95
+LSTMS = tuple(f"LSTM, forget bias {bias:g}" for bias in BIASES)
+GATED = (*LSTMS, GRU)
+READERS = (PLAIN, *GATED, ATTENTION)
+TESTED_EVERY = 10  # training steps
+LEARNED = 0.95  # share of new rows that are right
+
+
+class GatesLab(Lab):
+    """Six models: the gradient of the first token over length, and the longest lag that each learns."""
+
+    name = "gates"
+    falsified_by = (
+        "That gates help is false if the gradient through a gated network shrinks as fast at each step as through a"
+        " plain one, or if it learns no longer lags; that their biases set how far, if a larger forget bias changes"
+        " neither. That they do not eliminate the problem is false if one of them learns the lag that attention learns"
+        " in the same steps, or if attention needs many more steps for a longer lag."
+    )
+
+    symbols: int = size(8, "first tokens that there are, of which one is asked for, two or more", least=2)
+    others: int = size(4, "kinds of tokens between the first and the last")
+    width: int = size(32, "width of embeddings and states")
+    lags: Ints = size(
+        (4, 8, 16, 32, 64, 128),
+        "steps from the first token to the last, tried in this order until one is not learned",
+        full=(4, 8, 16, 32, 64, 128, 256, 512),
+        values=2,
+        ascending=True,
+    )
+    steps: int = size(400, "training steps at most, for each lag", full=1000)
+    rows: int = size(32, "rows of a training step")
+    rate: float = size(5e-3, "learning rate of AdamW")
+    tested: int = size(200, "new rows that are tested")
+    back: Ints = size((8, 16, 32, 64), "steps back, of the gradient", values=3, ascending=True)
+
+    def run(self, setup: Setup) -> LabResult:
+        before = {name: self._gradients(self._reader(name, setup.seed), setup.seed) for name in READERS}
+        needed, trained = dict[str, dict[int, int]](), dict[str, Reader]()
+        for name in READERS:
+            needed[name] = {}
+            for lag in self.lags:
+                setup.progress(f"{name}, lag {lag}: at most {self.steps} steps")
+                reader, steps = self._learned(name, lag, setup.seed)
+                trained.setdefault(name, reader)
+                if steps is None:
+                    break
+                needed[name][lag] = steps
+        after = {name: self._gradients(reader, setup.seed) for name, reader in trained.items()}
+        setup.progress("shuffled answers")
+        control, _ = self._learned(GRU, self.lags[0], setup.seed, shuffled=True)
+        chance = self._right(control, self.lags[0], torch.Generator().manual_seed(setup.seed))
+        measured = Measured(self, before, after, needed, chance)
+        rows = [[name, *(str(steps.get(lag, "-")) for lag in self.lags)] for name, steps in needed.items()]
+        header, back = ("model", *(f"lag {lag}" for lag in self.lags)), "steps back"
+        title = f"Steps until {LEARNED:.0%} of new rows are right, at most {self.steps}; -: not learned, or not tried"
+        factors = {when: [factor(self.back, of[name]) for name in READERS] for when, of in measured.both.items()}
+        first = "Gradient of the answer at the first token"
+        remarks = (
+            "Weights as PyTorch draws them; other ones, such as an orthogonal matrix, change the plain network's factor"
+            " too. A lag is tried only where all shorter ones were learned."
+        )
+        sections = (
+            line_table(
+                "What a further step leaves of the gradient at the first token", "model", READERS, factors, ".3f"
+            ),
+            TableSection(title, header, rows),
+            curve(f"{first}, before training", back, "norm", self.back, before, log="xy"),
+            curve(f"{first}, after learning lag {self.lags[0]}", back, "norm", self.back, after, log="xy"),
+        )
+        return LabResult("How far back do gates let a recurrent network learn?", measured.conclusion, sections, remarks)
+
+    def _reader(self, name: str, seed: int) -> Reader:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return Reader(name, self.symbols + self.others + 1, self.symbols, self.width)
+
+    def _rows(self, count: int, lag: int, noise: torch.Generator) -> Tensor:
+        """`[count, lag + 1]`: a symbol, other tokens, and one that asks for the symbol."""
+        rows = torch.randint(self.symbols, self.symbols + self.others, (count, lag + 1), generator=noise)
+        rows[:, 0] = torch.randint(self.symbols, (count,), generator=noise)
+        rows[:, -1] = self.symbols + self.others
+        return rows
+
+    def _learned(self, name: str, lag: int, seed: int, *, shuffled: bool = False) -> tuple[Reader, int | None]:
+        """The model after training, and the steps that it needed; None where it did not learn the lag.  With
+        `shuffled`, each row has the answer of the one before it."""
+        reader, noise = self._reader(name, seed), torch.Generator().manual_seed(seed)
+
+        def loss(step: int) -> Tensor:
+            rows = self._rows(self.rows, lag, noise)
+            answers = rows[:, 0].roll(1) if shuffled else rows[:, 0]
+            return F.cross_entropy(reader(rows), answers)
+
+        optimizer = OptimizerSettings(name="adamw", lr=self.rate, weight_decay=0.0)
+        schedule = Schedule(shape="constant", warmup=0.05)
+        for step, _ in enumerate(descend(reader, loss, steps=self.steps, optimizer=optimizer, schedule=schedule), 1):
+            if step % TESTED_EVERY == 0 and self._right(reader, lag, noise) >= LEARNED:
+                return reader, step
+        return reader, None
+
+    @torch.no_grad()
+    def _right(self, reader: Reader, lag: int, noise: torch.Generator) -> float:
+        rows = self._rows(self.tested, lag, noise)
+        return float((reader(rows).argmax(-1) == rows[:, 0]).double().mean())
+
+    def _gradients(self, reader: Reader, seed: int) -> list[float]:
+        """For each length: the norm of the gradient of the right answer's logit at the first token's embedding,
+        geometric mean over rows, in fp64, since fp32 would round the smallest to 0."""
+        noise, reader, norms = torch.Generator().manual_seed(seed), reader.double(), []
+        for back in self.back:
+            rows = self._rows(16, back, noise)
+            embedded = reader.embed(rows).detach().requires_grad_()
+            right = reader.answer(embedded).gather(1, rows[:, :1]).sum()
+            (gradient,) = torch.autograd.grad(right, embedded)
+            norms.append(math.exp(float(gradient[:, 0].norm(dim=-1).log().mean())))
+        return norms
+
+
+class Reader(nn.Module):
+    """Reads a row of tokens, and answers from its last state, which is that of a recurrent network, or what the last
+    token reads of all embeddings by attention."""
+
+    def __init__(self, name: str, vocab: int, symbols: int, width: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, width), nn.Linear(width, symbols)
+        self.cell: nn.RNNBase | None = None
+        if name == ATTENTION:
+            self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        elif name in LSTMS:
+            self.cell = nn.LSTM(width, width, batch_first=True)
+            with torch.no_grad():  # the gates stand in the order input, forget, cell, output, each with two biases
+                self.cell.bias_ih_l0[width : 2 * width] = BIASES[LSTMS.index(name)]
+                self.cell.bias_hh_l0[width : 2 * width] = 0.0
+        else:
+            self.cell = (nn.GRU if name == GRU else nn.RNN)(width, width, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """`[B, T]` -> logits `[B, symbols]`."""
+        return self.answer(self.embed(ids))
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Embeddings `[B, T, D]` -> logits `[B, symbols]`."""
+        if self.cell is not None:
+            state = self.cell(x)[0][:, -1]
+        else:
+            state = attend(self.q(x[:, -1:])[:, None], self.k(x)[:, None], self.v(x)[:, None])[:, 0, 0]
+        logits: Tensor = self.head(state)
+        return logits
+
+
+def factor(back: Ints, gradients: list[float]) -> float:
+    """What is left of a gradient after each further step: the base of the exponential fitted to it."""
+    return math.exp(growth(back, gradients))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the lab measured: gradients over length before and after training, the steps that each lag needed by model,
+    and the share right with shuffled answers."""
+
+    lab: GatesLab
+    before: dict[str, list[float]]
+    after: dict[str, list[float]]
+    needed: dict[str, dict[int, int]]
+    chance: float
+
+    @property
+    def both(self) -> dict[str, dict[str, list[float]]]:
+        return {"before training": self.before, f"after learning lag {self.lab.lags[0]}": self.after}
+
+    def longest(self, name: str) -> int:
+        """The longest lag learned; 1, which needs no memory of a step before the last, where there is none."""
+        return max(self.needed[name], default=1)
+
+    @property
+    def conclusion(self) -> Conclusion:
+        lab, back = self.lab, self.lab.back
+        old, new = ({name: factor(back, of[name]) for name in READERS} for of in self.both.values())
+        lag = {name: self.longest(name) for name in READERS}
+        first, last = lab.lags[0], lab.lags[-1]
+        closed, open_, wide = LSTMS
+        best = max(GATED, key=lambda name: lag[name])
+        steps = [self.needed[ATTENTION].get(at, math.inf) for at in (first, last)]
+        rise = min((PLAIN, GRU, closed), key=lambda name: new[name] - old[name])
+        in_order = ", ".join(f"{lag[name]} ({name})" for name in READERS)
+        return (
+            Clause(
+                f"Before training each further step leaves {old[PLAIN]:.2f} of the first token's gradient in a plain"
+                f" RNN, {old[GRU]:.2f} in a GRU, and {old[closed]:.2f}, {old[open_]:.2f} and {old[wide]:.2f} in an LSTM"
+                " whose forget bias is 0, 1 and 3: gates help, and their bias says how much.",
+                (
+                    Check("before training: factor of the gated network with the least, less the plain one's",
+                          min(old[name] for name in GATED) - old[PLAIN], least=0.05),
+                    Check("before training: factor with forget bias 1, less with 0", old[open_] - old[closed], 0.05),
+                    Check("before training: factor with forget bias 3, less with 1", old[wide] - old[open_], 0.05),
+                ),
+                "The gradient did not tell the networks apart as expected",
+            ),
+            Clause(
+                f"With at most {lab.steps} steps, the longest lags learned are {in_order}.",
+                (
+                    Check("longest lag learned, GRU over plain RNN", lag[GRU] / lag[PLAIN], least=2),
+                    Check("longest lag learned, forget bias 1 over plain RNN", lag[open_] / lag[PLAIN], least=2),
+                    Check("longest lag learned, forget bias 3 over 0", lag[wide] / lag[closed], least=2),
+                ),
+                "Gates did not make longer lags learnable",
+            ),
+            Clause(
+                f"The problem is not eliminated: {best} ends at lag {lag[best]}. Attention, whose gradient falls as the"
+                f" length to the power {power(back, self.before[ATTENTION]):.2f} and not exponentially, learns lag"
+                f" {last} in {steps[1]:g} steps, and lag {first} in {steps[0]:g}.",
+                (
+                    Check("attention: longest lag learned", lag[ATTENTION], least=last),
+                    Check("longest lag learned, the best gated network", lag[best], most=last / 2),
+                    Check("attention, untrained: the gradient falls as the length to the power",
+                          power(back, self.before[ATTENTION]), -1.3, -0.7),
+                ),
+                "Gated networks were not behind attention",
+            ),
+            Clause(
+                f"Where a lag is learned the factor rises: after lag {first} it is {new[PLAIN]:.2f} in the plain RNN"
+                f" and {new[GRU]:.2f} in the GRU. Control: with shuffled answers {self.chance:.0%} are right.",
+                (
+                    Check("rise of the factor with training, the least of three", new[rise] - old[rise], least=0.1),
+                    Check("control: right, trained on shuffled answers", self.chance, most=1 / lab.symbols + 0.1),
+                ),
+                "Training did not change what it should",
+            ),
+        )  # fmt: skip
