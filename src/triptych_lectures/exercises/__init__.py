@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, nearest
-
 # Importing these files enters their exercises.
 from . import fundamentals, textbook, textbook_code
 from .exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
