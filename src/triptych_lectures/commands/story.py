@@ -2,74 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
 from triptych.cli import options, screen
+from triptych.errors import InputError
 
 if TYPE_CHECKING:
     from triptych import page
-    from triptych_lectures.story import StepRun
+    from triptych_lectures.story import Step, StepRun
 
-SAMPLE = 3  # lines of a text that are printed
+ALL = "all"
+SAMPLE = 12  # lines of what a program printed that are shown
 HELD_OUT = 10  # of a text of one's own, one in so many letters is held out
+POINTS = 40  # of a curve on the page: each is the mean of a part of the training
+TITLE = "From counts of letters to the transformer"
 
 
 @options.command
 def story(
-    steps: list[int] | None = None,
+    names: list[str] | None = None,
     *,
     seed: options.Seed = 0,
-    data: Path | None = None,
+    data: options.NamedPath | None = None,
     show: bool = False,
-    report: Path | None = None,
-    out: Path | None = None,
+    report: options.NamedPath | None = None,
+    out: options.NamedPath | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Ten small programs, each a few lines more than the one before: from counts of letters to three layouts.
 
-    [STEP]...: Steps from 1 to 10; without one, all.
+    [STEP]...: Steps to run, as in 4 5, or all; without one, list them.
     --seed: Seed of the random numbers.
     --data FILE: Text to use instead of Shakespeare; its last tenth is held out.
-    --show: Print the programs, with what each changes, and run none.
-    --report FILE: Write the programs, losses and samples to an offline .html page.
-    --out DIR: Save the decoder of step 8 there, for `triptych generate` and the others.
+    --show: Print the programs as differences to those before them, and run none.
+    --report FILE: Write programs, losses, curves and samples to an offline .html page.
+    --out DIR: Write the programs and both texts to a new folder, to change and run; of step 8 the model too.
     """
     from triptych_lectures import story as told
 
-    numbers = steps or list(range(1, told.COUNT + 1))
-    chosen = [told.step(number) for number in numbers]
+    chosen = [told.step(number) for number in _numbers(names or [ALL])]
     if show:
-        for step in chosen:
-            screen.console().print(f"Step {step.number}. {step.title}", style="bold", soft_wrap=True)
-            screen.write("\n".join(step.difference() if step.number > 1 else step.source.splitlines()) + "\n\n")
+        _show_programs(chosen, as_json=as_json)
         return
-    if out is not None and told.DECODER not in numbers:
-        raise BadParameter(f"--out saves the decoder of step {told.DECODER}; name that step too")
+    if not names:
+        for option, value in {"--data": data, "--report": report, "--out": out}.items():
+            if value is not None:
+                raise BadParameter(f"{option} needs steps, as in 4 5, or {ALL}")
+        _list(chosen, as_json=as_json)
+        return
     screen.check_suffix(report, option="--report")
-    texts = _texts(data)
-    runs: list[StepRun] = []
+    if report is not None:
+        from triptych.page.render import check_place
+
+        check_place(report)
+    train, held_out = _texts(data)
+    if out is not None:
+        _write_programs(out, chosen, train, held_out)
+    runs = []
     for step in chosen:
-        with screen.stages() as say:
-            say(f"step {step.number}: {step.title}")
-            runs.append(told.run(step.number, *texts, seed=seed, on_line=lambda line: say(line) if line else None))
+        with screen.stages() as stage:
+            done = told.run(step.number, train, held_out, seed=seed, on_line=_progress(step, stage))
+        if out is not None and step.number == told.DECODER:
+            told.decoder_of(done).save(out / "model")
+        runs.append(replace(done, names={}))  # the texts and the model are large
         if not as_json:
             _show(runs[-1])
-        if out is not None and step.number == told.DECODER:
-            told.decoder_of(runs[-1].names).save(out)
+    if not as_json:
+        header, rows = _losses(runs, ours=data is None)
+        screen.show_rows(header, rows, right=header[2:])
     if report is not None:
-        screen.write_page(report, _page(runs, seed))
+        screen.write_page(report, _page(runs, seed, ours=data is None))
+    if out is not None:
+        screen.note(f"wrote the programs to {out}; run one there: python {told.file_of(chosen[0].number).name} {RUN}")
     if as_json:
-        screen.result([_data(run) for run in runs])
-        return
-    rows = [(str(run.step.number), run.step.title, _loss(run), f"{run.seconds:.0f}") for run in runs]
-    screen.show_rows(("step", "what it adds", "held-out loss", "seconds"), rows, right=("held-out loss", "seconds"))
-    for name, path in (("page", report), ("model", out)):
-        if path is not None:
-            screen.note(f"{name}: {path}")
+        screen.result({"seed": seed, "steps": list(map(_data, runs))})
+
+
+RUN = "train.txt held-out.txt 0"  # the arguments of a program: two texts and a seed
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    """The numbers of the steps, each once."""
+    from triptych_lectures.story import COUNT
+
+    numbers = list(range(1, COUNT + 1))
+    of_name = {str(number): [number] for number in numbers} | {ALL: numbers}
+    for name in names:
+        if name not in of_name:
+            raise InputError(f"no step {name!r}; the story has steps 1 to {COUNT}, and {ALL}")
+    return list(dict.fromkeys(number for name in names for number in of_name[name]))
 
 
 def _texts(data: Path | None) -> tuple[str, str]:
@@ -85,37 +111,111 @@ def _texts(data: Path | None) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
+def _write_programs(out: Path, chosen: Sequence[Step], train: str, held_out: str) -> None:
+    """The programs and their texts in a new folder, so that nothing that was changed there is lost."""
+    from triptych_lectures.story import file_of
+
+    if out.exists():
+        raise InputError(f"{out} exists; --out takes a folder that is not there yet")
+    out.mkdir(parents=True)
+    for step in chosen:
+        (out / file_of(step.number).name).write_text(step.source, "utf-8")
+    for name, text in (("train.txt", train), ("held-out.txt", held_out)):
+        (out / name).write_text(text, "utf-8", newline="")
+
+
+def _progress(step: Step, stage: Callable[[str], None]) -> Callable[[str], None]:
+    stage(f"step {step.number}")
+    return lambda line: stage(f"step {step.number}: {line}") if line.startswith("step ") else None
+
+
 def _loss(run: StepRun) -> str:
-    return "" if run.loss is None else f"{run.loss:.3f}"
+    return "–" if run.loss is None else f"{run.loss:.3f}"
+
+
+def _losses(runs: Sequence[StepRun], *, ours: bool) -> tuple[Sequence[str], list[list[str]]]:
+    """The held-out loss of each step up to the last one that ran, beside those of other seeds on our own text."""
+    from triptych_lectures.story import LAYOUTS, recorded, step
+
+    of_step = {run.step.number: run for run in runs}
+    other = recorded() if ours else {}
+    rows = []
+    for number in range(1, max(of_step) + 1) if ours else of_step:
+        now = _loss(of_step[number]) if number in of_step else "not run"
+        seen = other.get(number, ())
+        spread = f"{min(seen):.3f} to {max(seen):.3f}" if seen else "–"
+        rows.append([str(number), step(number).title, "of its own" if number == LAYOUTS else now, spread])
+    if not ours:
+        return ("step", "what it adds", "held-out loss"), [row[:3] for row in rows]
+    return ("step", "what it adds", "held-out loss", f"of {max(map(len, other.values()))} other seeds"), rows
 
 
 def _show(run: StepRun) -> None:
     out = screen.console()
-    loss = "" if run.loss is None else f": {run.loss:.3f} nats for each held-out letter"
-    out.print(f"Step {run.step.number}. {run.step.title.rstrip('.')}{loss}", style="bold", soft_wrap=True)
-    for line in [line for line in run.lines if line.strip()][:SAMPLE]:
-        out.print(f"  {screen.plain(line)}", soft_wrap=True, markup=False)
+    loss = "" if run.loss is None else f" {run.loss:.3f} nats for each held-out letter"
+    out.print(f"Step {run.step.number}. {run.step.title}{loss}", style="bold", soft_wrap=True)
+    lines = [line for line in run.lines if line.strip()]
+    for line in lines[:SAMPLE]:
+        out.print(f"    {screen.plain(line)}", soft_wrap=True)
+
+
+def _show_programs(chosen: Sequence[Step], *, as_json: bool) -> None:
+    if as_json:
+        screen.result([{"step": one.number, "title": one.title, "difference": one.difference()} for one in chosen])
+        return
+    for one in chosen:
+        screen.console().print(f"Step {one.number}. {one.title}", style="bold", soft_wrap=True)
+        screen.write("\n".join(one.difference()) + "\n\n")
+
+
+def _list(chosen: Sequence[Step], *, as_json: bool) -> None:
+    if as_json:
+        screen.result([_counted(one) for one in chosen])
+        return
+    rows = [tuple(map(str, _counted(one).values())) for one in chosen]
+    screen.show_rows(("step", "what it adds", "lines", "added", "removed"), rows, right=("lines", "added", "removed"))
+    screen.note("run some: triptych story 4 5; all, with a page: triptych story all --report story.html")
+
+
+def _counted(one: Step) -> dict[str, object]:
+    added, removed = one.changed()
+    lines = len(one.source.splitlines())
+    return {"step": one.number, "title": one.title, "lines": lines, "added": added, "removed": removed}
 
 
 def _data(run: StepRun) -> dict[str, object]:
     return {
-        "step": run.step.number, "title": run.step.title, "loss": run.loss, "seconds": run.seconds,
+        "step": run.step.number, "title": run.step.title, "loss": run.loss, "seconds": round(run.seconds, 1),
         "curve": run.curve, "lines": run.lines,
     }  # fmt: skip
 
 
-def _page(runs: Sequence[StepRun], seed: int) -> str:
+def _page(runs: Sequence[StepRun], seed: int, *, ours: bool) -> str:
     """The whole story: its losses, its curves, and for each step its program and what it printed."""
     from triptych import page
 
-    rows = [(str(run.step.number), run.step.title, _loss(run)) for run in runs]
-    curves = {f"step {run.step.number}": run.curve for run in runs if run.curve and run.loss is not None}
-    sections: list[page.Section] = [page.TableSection("Losses", ("step", "what it adds", "held-out loss"), rows)]
-    if curves:
-        sections.append(page.Curve("Training", "step of training", "loss of the batch", curves, {}))
+    header, rows = _losses(runs, ours=ours)
+    sections: list[page.Section] = [page.TableSection("Losses", header, rows)]
+    held_out = [(run.step.number, run.loss) for run in runs if run.loss is not None]
+    if len(held_out) > 1:
+        lines = {"held out": held_out}
+        sections.append(page.Curve("From step to step", "step of the story", "loss", lines, {}))
+    trained = {f"step {run.step.number}": _smooth(run.curve) for run in runs if run.curve and run.loss is not None}
+    if trained:
+        sections.append(page.Curve("Training", "batches", "loss of the batches", trained, {}))
     for run in runs:
-        cards = [page.Sample(None, "program", "\n".join(run.step.difference()))]
-        cards.append(page.Sample(None, "what it printed", "\n".join(run.lines)))
-        sections.append(page.Samples(f"Step {run.step.number}. {run.step.title}", cards))
-    subtitle = f"Loss is in nats for each held-out letter; seed {seed}.  Lines that a step adds begin with +."
-    return page.render("From counts of letters to the transformer", sections, subtitle=subtitle)
+        one = run.step
+        printed = (
+            "\n".join(run.lines) if run.loss is None else f"held-out loss: {run.loss:.3f}\n" + "\n".join(run.lines)
+        )
+        changes = one.difference(context=1)
+        sections.append(page.ProgramSection(f"Step {one.number}", one.title, changes, one.source, printed))
+    about = "Ten programs, each a few lines more than the one before. Losses are in nats for each letter"
+    return page.render(TITLE, sections, subtitle=f"{about}; seed {seed}.")
+
+
+def _smooth(curve: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """The mean of each part of a curve, because single batches differ by more than the steps of the story."""
+    size = -(-len(curve) // POINTS)
+    parts = [curve[i : i + size] for i in range(0, len(curve), size)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]

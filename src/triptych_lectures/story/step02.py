@@ -7,35 +7,35 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-torch.manual_seed(int(sys.argv[3]))
-text, other_text = (Path(name).read_text("utf-8") for name in sys.argv[1:3])
-letters = sorted(set(text))
+torch.manual_seed(int(sys.argv[3]))  # arguments: file to train on, held-out file, seed, steps of training
+train_text, held_out_text = (Path(name).read_text("utf-8") for name in sys.argv[1:3])
+letters = sorted(set(train_text))
 number = {letter: i for i, letter in enumerate(letters)}
-train, held_out = (torch.tensor([number[c] for c in s if c in number]) for s in (text, other_text))
-V, T, ROWS, STEPS = len(letters), 128, 128, 800
+train, held_out = (torch.tensor([number[c] for c in text if c in number]) for text in (train_text, held_out_text))
+V, T, ROWS = len(letters), 128, 128  # letters of the alphabet, letters of a row, rows of a batch
+STEPS = int(sys.argv[4]) if sys.argv[4:] else 800
 
 
-def loss(rows):  # [B, T + 1]
+def loss(rows):  # [B, T + 1]: each letter but the first is predicted from those before it
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
-model = nn.Embedding(V, V)  # row i: the logits of the letter after letter i
-adam = torch.optim.AdamW(model.parameters(), 0.3, weight_decay=0)
+model = nn.Embedding(V, V)  # row i: logits of the letter after letter i
+adam = torch.optim.Adam(model.parameters(), 0.3)
 rate = torch.optim.lr_scheduler.LambdaLR(adam, lambda i: 1 - i / STEPS)
 for step in range(STEPS):
-    starts = torch.randint(len(train) - T, (ROWS, 1))
-    now = loss(train[starts + torch.arange(T + 1)])
+    batch_loss = loss(train.unfold(0, T + 1, 1)[torch.randint(len(train) - T, (ROWS,))])
     model.zero_grad()
-    now.backward()
+    batch_loss.backward()
     for part in (adam, rate):
         part.step()
-    print(f"\rstep {step + 1} of {STEPS}: loss {now.item():.3f}", end="")
+    print(f"\rstep {step + 1} of {STEPS}: loss {batch_loss.item():.3f}", end="")
 counts = torch.zeros(V, V).index_put_((train[:-1], train[1:]), torch.ones(()), accumulate=True)
 print(f"\nloss on the training text: {-(counts * model.weight.log_softmax(1)).sum() / counts.sum():.4f}")
-with torch.no_grad():
-    rows = held_out[: 1000 * (T + 1)].view(20, 50, T + 1)
-    print(f"held-out loss: {sum(loss(some).item() for some in rows) / 20:.3f}")
-    line = [number["\n"]]
-    while len(line) < 200:
-        line.append(int(model(torch.tensor([line[-T:]]))[0, -1].softmax(-1).multinomial(1)))
+torch.set_grad_enabled(False)
+rows = held_out.unfold(0, T + 1, T + 1)[:1000]
+print(f"held-out loss: {sum(loss(some).item() * len(some) for some in rows.split(50)) / len(rows):.3f}")
+line = [0]  # begin with the first letter of the alphabet, the end of a line
+while len(line) < 200:
+    line.append(int(model(torch.tensor([line[-T:]]))[0, -1].softmax(-1).multinomial(1)))
 print("".join(letters[i] for i in line))
