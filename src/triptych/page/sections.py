@@ -169,8 +169,9 @@ class Prose(Section):
 class ProgramSection(Section):
     """A program beside the one that it was made from.
 
-    `note` says what it does.  Of `changes`, lines that begin with "+" are added and those that begin with "-" removed;
-    they are open, the `whole` program is folded, and then comes what it `printed`.
+    `note` says what it does.  Of `changes`, lines that begin with "+" are added and those that begin with "-" removed,
+    and "@@" stands where lines are left out.  The `whole` program, if there is one, is folded; then comes what it
+    `printed`.
     """
 
     note: str

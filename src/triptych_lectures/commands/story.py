@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 ALL = "all"
 SAMPLE = 12  # lines of what a program printed that are shown
 HELD_OUT = 10  # of a text of one's own, one in so many letters is held out
+COLOURS = 5  # of the curves on a page
 POINTS = 40  # of a curve on the page: each is the mean of a part of the training
+LOSSES = ("step", "what it adds", "held-out loss", "at other seeds")
 TITLE = "From counts of letters to the transformer"
 
 
@@ -134,20 +136,22 @@ def _loss(run: StepRun) -> str:
 
 
 def _losses(runs: Sequence[StepRun], *, ours: bool) -> tuple[Sequence[str], list[list[str]]]:
-    """The held-out loss of each step up to the last one that ran, beside those of other seeds on our own text."""
-    from triptych_lectures.story import LAYOUTS, recorded, step
+    """The held-out loss of each step up to the last one that ran, beside those recorded at other seeds.
+
+    A text that is not `ours` has only the steps that ran.
+    """
+    from triptych_lectures.story import recorded, step
 
     of_step = {run.step.number: run for run in runs}
-    other = recorded() if ours else {}
-    rows = []
-    for number in range(1, max(of_step) + 1) if ours else of_step:
-        now = _loss(of_step[number]) if number in of_step else "not run"
-        seen = other.get(number, ())
-        spread = f"{min(seen):.3f} to {max(seen):.3f}" if seen else "–"
-        rows.append([str(number), step(number).title, "of its own" if number == LAYOUTS else now, spread])
     if not ours:
-        return ("step", "what it adds", "held-out loss"), [row[:3] for row in rows]
-    return ("step", "what it adds", "held-out loss", f"of {max(map(len, other.values()))} other seeds"), rows
+        return LOSSES[:3], [[str(number), run.step.title, _loss(run)] for number, run in of_step.items()]
+    rows = []
+    for number in range(1, max(of_step) + 1):
+        now = _loss(of_step[number]) if number in of_step else "–"
+        other = recorded().get(number, {}).values()
+        spread = f"{min(other):.3f}–{max(other):.3f} ({len(other)})" if other else "–"
+        rows.append([str(number), step(number).title, now, spread])
+    return LOSSES, rows
 
 
 def _show(run: StepRun) -> None:
@@ -193,23 +197,24 @@ def _data(run: StepRun) -> dict[str, object]:
 def _page(runs: Sequence[StepRun], seed: int, *, ours: bool) -> str:
     """The whole story: its losses, its curves, and for each step its program and what it printed."""
     from triptych import page
+    from triptych_lectures.story import DECODER, step
 
     header, rows = _losses(runs, ours=ours)
-    sections: list[page.Section] = [page.TableSection("Losses", header, rows)]
-    held_out = [(run.step.number, run.loss) for run in runs if run.loss is not None]
+    named = [[step(int(number)).name, *rest] for number, _, *rest in rows]
+    sections: list[page.Section] = [page.TableSection("Losses", ("step", "loss", *header[3:]), named)]
+    held_out = [run for run in runs if run.loss is not None]
     if len(held_out) > 1:
-        lines = {"held out": held_out}
-        sections.append(page.Curve("From step to step", "step of the story", "loss", lines, {}))
-    trained = {f"step {run.step.number}": _smooth(run.curve) for run in runs if run.curve and run.loss is not None}
-    if trained:
-        sections.append(page.Curve("Training", "batches", "loss of the batches", trained, {}))
+        falling = {"held-out loss": [(run.step.number, run.loss or 0.0) for run in held_out]}
+        sections.append(page.Curve("From step to step", "step", "loss", falling, {}))
+    if trained := {run.step.name: _smooth(run.curve) for run in held_out if run.curve and run.step.number <= DECODER}:
+        last = dict(list(trained.items())[-COLOURS:])
+        sections.append(page.Curve("Training", "batches", "loss of the batches", last, {}))
     for run in runs:
         one = run.step
-        printed = (
-            "\n".join(run.lines) if run.loss is None else f"held-out loss: {run.loss:.3f}\n" + "\n".join(run.lines)
-        )
-        changes = one.difference(context=1)
-        sections.append(page.ProgramSection(f"Step {one.number}", one.title, changes, one.source, printed))
+        loss = [] if run.loss is None else [f"held-out loss: {run.loss:.3f}"]
+        whole = "" if one.number == 1 else one.source
+        printed = "\n".join([*loss, *run.lines])
+        sections.append(page.ProgramSection(one.name, one.title, one.difference(context=1), whole, printed))
     about = "Ten programs, each a few lines more than the one before. Losses are in nats for each letter"
     return page.render(TITLE, sections, subtitle=f"{about}; seed {seed}.")
 

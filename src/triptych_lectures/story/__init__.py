@@ -42,11 +42,16 @@ OnLine = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Step:
-    """One program of the story."""
+    """One program of the story; its title is a name, a colon, and what the program does."""
 
     number: int
     title: str
     source: str
+
+    @property
+    def name(self) -> str:
+        """`"4. One head"`."""
+        return f"{self.number}. {self.title.partition(':')[0]}"
 
     def difference(self, context: int = 1000) -> list[str]:
         """The program as a difference to the one before; the first, as it is.
@@ -145,11 +150,19 @@ def _check_texts(number: int, train: str, held_out: str) -> None:
         raise InputError(f"{have}; leave that step out")
 
 
+@checked
+def layout_losses(done: StepRun) -> list[float]:
+    """Of step 10: the losses of the encoder and of the decoder with a row's own source, then with another's."""
+    return [float(found) for line in done.lines for found in re.findall(r"(\d+\.\d+) of the (?:en|de)coder", line)]
+
+
 @cache
-def recorded() -> Mapping[int, Sequence[float]]:
-    """The held-out losses of each step on Shakespeare at the seeds in recorded.toml; see tools/story.py."""
-    losses: Mapping[str, Sequence[float]] = tables_of(Path(__file__).with_name("recorded"))["loss"]
-    return {int(number): own for number, own in losses.items()}
+def recorded() -> Mapping[int, Mapping[int, float]]:
+    """Step -> seed -> held-out loss on Shakespeare, as tools/story.py measured them."""
+    return {
+        int(number): {int(seed): float(loss) for seed, loss in of_seed.items()}
+        for number, of_seed in tables_of(Path(__file__).with_name("recorded"))["loss"].items()
+    }
 
 
 @checked

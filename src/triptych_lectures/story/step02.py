@@ -1,4 +1,4 @@
-"""The same table, found by gradients instead of counting."""
+"""Gradients: the same table, as logits that are trained instead of counted."""
 
 import sys
 from pathlib import Path

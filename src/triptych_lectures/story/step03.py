@@ -1,4 +1,4 @@
-"""An average of all letters so far, the letter's own vector beside it."""
+"""An average: beside each letter's own vector, the mean of all letters so far."""
 
 import sys
 from pathlib import Path

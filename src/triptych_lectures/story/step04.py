@@ -1,4 +1,4 @@
-"""Weights that depend on the letters: one head of attention."""
+"""One head: weights that depend on the letters."""
 
 import sys
 from pathlib import Path
