@@ -166,6 +166,21 @@ class Prose(Section):
 
 
 @dataclass(frozen=True)
+class ProgramSection(Section):
+    """A program beside the one that it was made from.
+
+    `note` says what it does.  Of `changes`, lines that begin with "+" are added and those that begin with "-" removed,
+    and "@@" stands where lines are left out.  The `whole` program, if there is one, is folded; then comes what it
+    `printed`.
+    """
+
+    note: str
+    changes: Sequence[str]
+    whole: str
+    printed: str
+
+
+@dataclass(frozen=True)
 class Grid:
     """A matrix of which some rows and columns are shown: `rows` are (name, cells), `left_out` describes the others.
 
