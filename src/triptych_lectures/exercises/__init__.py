@@ -26,6 +26,7 @@ LECTURES = {
 """The exercises of each lecture; L1 and L3 have none of their own, and these are those of the path to them."""
 
 
+@checked
 def of_lectures(names: Sequence[str]) -> list[str]:
     """The names of exercises, each once, for names of exercises, of lectures (`L2`) and `all`."""
     groups = {name.lower(): own for name, own in LECTURES.items()} | {"all": tuple(NAMES)}
