@@ -376,6 +376,7 @@ def l4_19(text: str, asks: Sequence[str]) -> list[Solved]:
     long = 8 * linear + 64 * square
     ratios = [after / before for before, after in pairwise(linear * n + square * n * n for n in 2.0 ** np.arange(30))]
     assert ratios == sorted(ratios)
+    assert two / one < 3, "at these short lengths the factor is nearer to 2"
     return [Solved(square, [1, 2, one, two]), Solved(long, [8, 64, linear, square]), Solved(round(ratios[-1], 6), [2])]
 
 
@@ -385,6 +386,7 @@ def l4_20(text: str, asks: Sequence[str]) -> list[Solved]:
     p, h = softmax(s), 1e-20
     each = np.exp(s + 1j * h * np.eye(3))  # a row for each score that moves by an imaginary step
     moved = (each / each.sum(1, keepdims=True) @ v).imag / h
+    assert abs(moved.sum()) < 1e-9, "they add up to 0"
     return [Solved(upstream * p, [p]), Solved(upstream * v), Solved(upstream * moved, [0])]
 
 

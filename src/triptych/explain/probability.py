@@ -18,6 +18,7 @@ from .forward_steps import checked
 from .steps import PrintedTensors, ShownTensor, Walk, WalkStep
 
 MOST = 128  # tokens: each prefix is a forward of its own
+LEAST = 700  # nats: the product of so many would be 0 in float64
 PREDICTED, JOINED = "Each token after those before it", "The whole text"
 
 
@@ -39,24 +40,31 @@ def explain_probability(model: Model, text: str | Sequence[int]) -> Walk:
     ids, _ = checked(model, text, 0, 0)
     if not 2 <= len(ids) <= MOST:
         raise InputError(f"the text has {len(ids)} token{'s' * (len(ids) != 1)}; give one of 2 to {MOST}")
-    names = name_tokens(model, ids)
-    shown_ids = ShownTensor("ids", "ids", "N", torch.tensor(ids), columns=names)
-    logits = model.logits([ids])[0][:-1].cpu()
-    after = [f"… {name}" for name in names[:-1]]
-    predicted = ShownTensor("logits", "l", "N V", logits, after)
-    p = logits.double().softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
-    chances = ShownTensor(
-        "p", "p", "N ·", torch.stack([p, -p.log()], 1), names[1:], ["p", "−ln p"], whole=True
-    )  # fmt: skip
+    p = model.logits([ids])[0][:-1].cpu().double().softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
     nats = float(-p.log().sum())
     each = nats / len(p)
-    totals = torch.tensor([[float(p.prod()), nats, each, math.exp(each)]], dtype=torch.float64)
-    columns = ["Π p", "−Σ ln p", "mean", "exp mean"]
-    joined = ShownTensor("P", "P", "· ·", totals, columns=columns)
-    steps = [
+    size = f"{float(p.prod()):.3g}" if nats < LEAST else f"e^−{nats:.0f}"
+    outcome = (
+        f"P = {size} after the first token: {len(p)} tokens of {each:.3f} nats each, perplexity {math.exp(each):.2f}"
+    )
+    facts = [("Model", model.spec.family), ("Text", text if isinstance(text, str) else " ".join(map(str, text)))]
+    return Walk("The probability of a text", facts, _steps(model, ids, p), outcome)
+
+
+def _steps(model: Model, ids: Sequence[int], p: Tensor) -> list[WalkStep]:
+    """From the tokens to their product; `p` is the probability of each but the first."""
+    names, rows = name_tokens(model, ids), torch.tensor(ids)
+    shown_ids = ShownTensor("ids", "ids", "N", rows, columns=names)
+    after = [f"… {name}" for name in names[:-1]]
+    predicted = ShownTensor("logits", "l", "N V", model.logits([ids])[0][:-1].cpu(), after)
+    columns = ["p", "−ln p"]
+    chances = ShownTensor("p", "p", "N ·", torch.stack([p, -p.log()], 1), names[1:], columns, whole=True)
+    nats = -p.log().sum()
+    totals = torch.stack([p.prod(), nats, nats / len(p), (nats / len(p)).exp()])[None]
+    joined = ShownTensor("P", "P", "· ·", totals, columns=["Π p", "−Σ ln p", "mean", "exp mean"])
+    return [
         WalkStep(
-            PREDICTED, "Tokens", "x = tokenize(text)", "The first one is given.", [shown_ids],
-            lambda g: torch.tensor(ids),
+            PREDICTED, "Tokens", "x = tokenize(text)", "The first one is given.", [shown_ids], lambda g: rows
         ),
         WalkStep(
             PREDICTED, "Logits", "l_t of the text = l_t of the tokens up to t alone",
@@ -74,12 +82,6 @@ def explain_probability(model: Model, text: str | Sequence[int]) -> Walk:
             [joined], _summed,
         ),
     ]  # fmt: skip
-    size = f"{float(p.prod()):.3g}" if nats < 700 else f"e^−{nats:.0f}"
-    outcome = (
-        f"P = {size} after the first token: {len(p)} tokens of {each:.3f} nats each, perplexity {math.exp(each):.2f}"
-    )
-    facts = [("Model", model.spec.family), ("Text", text if isinstance(text, str) else " ".join(map(str, text)))]
-    return Walk("The probability of a text", facts, steps, outcome)
 
 
 def _likeliest(p: Tensor, names: Sequence[str]) -> str:
