@@ -390,6 +390,7 @@ def test_pictures(folder: Path, model: Model, tmp_path: Path) -> None:
     (folder / "<b>&.txt").write_text("the evening")
     result = model.search(folder, "the <old> ship", k=2, tokens=5)
     drawing = vector_plane.svg(result)
+    assert "<desc>triptych search notes &lt;q&gt;</desc>" in vector_plane.svg(result, "triptych search notes <q>")
     assert drawing.count("<circle") == result.passages
     assert "&lt;b&gt;&amp;.txt" in drawing
     assert "<b>" not in drawing + vector_plane.html(result).split("<body")[1].split("<script")[0]

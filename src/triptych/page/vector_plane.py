@@ -43,8 +43,8 @@ def section(result: SearchResult) -> PlaneSection:
     return PlaneSection("Passages and query", NOTE, texts, [points])
 
 
-def save(path: Path, result: SearchResult) -> None:
-    """Write the picture of a search to `path`: .svg, .png or .html.
+def save(path: Path, result: SearchResult, command: str = "") -> None:
+    """Write the picture of a search to `path`: .svg, which names the `command` that made it, .png or .html.
 
     Raises InputError for another ending, and for .png without matplotlib; TriptychError where `path` cannot be written
     or is a file that Triptych did not write.
@@ -56,7 +56,7 @@ def save(path: Path, result: SearchResult) -> None:
     if path.suffix.lower() == ".png":
         png(path, result)
     else:
-        write(path, svg(result) if path.suffix.lower() == ".svg" else html(result))
+        write(path, svg(result, command) if path.suffix.lower() == ".svg" else html(result))
 
 
 def html(result: SearchResult) -> str:
@@ -67,7 +67,7 @@ def html(result: SearchResult) -> str:
     return render("Search", [Facts("What was searched", facts), table, section(result)], subtitle=result.query)
 
 
-def svg(result: SearchResult) -> str:
+def svg(result: SearchResult, command: str = "") -> str:
     """The plane as an SVG document, hits numbered and named, the query as a cross."""
     at, passages, share = result.plane()
     x, y = (at / max(np.abs(at).max(), 1e-12) * (SIDE / 2 - 30)).T
@@ -92,7 +92,7 @@ def svg(result: SearchResult) -> str:
         f'<text x="{left + 11:.1f}" y="{top - 8:.1f}" fill="{COLOURS[0]}">query</text>'
     )
     parts.append(f'<text x="24" y="{SIDE + 70}">The plane shows {share:.0%} of the variance.</text>')
-    return document(SIDE + 140, SIDE + 90, f"Passages nearest to: {shortened(result.query, 60)}", parts)
+    return document(SIDE + 140, SIDE + 90, f"Passages nearest to: {shortened(result.query, 60)}", parts, command)
 
 
 def png(path: str | os.PathLike[str], result: SearchResult) -> None:
