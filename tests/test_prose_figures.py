@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "lectures.toml"
 GENERATED = {"path.md", "recipes.md"}  # from data that other tests hold
 PAGES = [path for folder in ("learn", "concepts") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
-SOURCES = ("lab", "run", "is", "constant", "call", "why")
+SOURCES = ("lab", "run", "is", "constant", "call", "test", "why")
 FIGURE = re.compile(  # decimals, percentages, and integers of five digits and more
     r"(?<![\w.,])(?:\d[\d,]*\.\d+(?:e-?\d+)?%?|\d+%|\d{2,3}(?:,\d{3})+|\d{1,3}(?:,\d{3}){2,})(?!\d)"
 )
@@ -150,6 +150,8 @@ def test_every_source_is_of_words_that_stand_there() -> None:
         assert entry["says"] in pages()[page], f"{page} no longer says {entry['says']!r}"
         assert figures(entry["says"]), f"{page}: {entry['says']!r} has no figure"
         assert sum(source in entry for source in SOURCES) == 1, entry
+        file, _, name = entry.get("test", "").partition("::")
+        assert not file or f"\ndef {name}(" in (ROOT / file).read_text("utf-8"), entry
 
 
 @pytest.mark.parametrize(("page", "entry"), of("lab"))
