@@ -173,8 +173,8 @@ BESIDE = ("live_chapters.js", "live_chapter_facts.js", "live_linear_bytes.js")
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
 def test_a_page_carries_under_four_thousand_lines_of_script(layout: str) -> None:
-    """Beside the chapters and the bytes of WebAssembly, without blank lines and comments; a thousand are for the matrices
-    of an attention, painted masks, and points in a plane."""
+    """Beside the chapters and the bytes of WebAssembly, without blank lines and comments; a thousand are for what
+    moves: the matrices of an attention, painted masks, and points in a plane."""
     assert 2000 < script_lines(live_page(load(checkpoint(layout)), "t")) < 4000
 
 
