@@ -47,7 +47,7 @@ class LiveWalk {
     const gone = this.view.board.cuts.has(`${this.part.part}:${this.head}`);
     this.note.textContent = given.problem ? `This attention cannot be shown so: ${given.problem}.`
       : [gone && "This head is removed, so its part of the results of all heads is 0.",
-        this.view.painted[this.part.stack] && "Its mask is painted by hand; “As it was” in the step “masked” undoes that."]
+        this.view.painted[this.part.stack] && "Its mask is painted by hand; “As it was” in its step undoes that."]
         .filter((one) => one).join(" ");
     this.note.hidden = !this.note.textContent;
     if (this.a) this.walk.show(this.a);
