@@ -172,9 +172,10 @@ BESIDE = ("live_chapters.js", "live_chapter_facts.js", "live_linear_bytes.js")
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
-def test_a_page_carries_under_three_thousand_lines_of_script(layout: str) -> None:
-    """Beside the chapters and the bytes of WebAssembly, without blank lines and comments."""
-    assert 2000 < script_lines(live_page(load(checkpoint(layout)), "t")) < 3000
+def test_a_page_carries_under_four_thousand_lines_of_script(layout: str) -> None:
+    """Beside the chapters and the bytes of WebAssembly, without blank lines and comments; a thousand are for what
+    moves: the matrices of an attention, painted masks, and points in a plane."""
+    assert 2000 < script_lines(live_page(load(checkpoint(layout)), "t")) < 4000
 
 
 def steps(*names: str) -> list[dict[str, str]]:
@@ -223,7 +224,7 @@ def test_so_do_pages_of_every_model_with_every_tokenizer(name: str) -> None:
     model = build()
     for kind, tokenizer in TOKENIZERS.items():
         lines = script_lines(render("t", [live_section_of(model, head, *tokenizer)]))
-        assert 2000 < lines < 2990, f"{kind}: {lines} lines"
+        assert 2000 < lines < 3990, f"{kind}: {lines} lines"
 
 
 def test_a_page_has_no_scripts_that_its_model_does_not_need() -> None:

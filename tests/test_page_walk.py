@@ -215,6 +215,8 @@ def test_a_painted_mask_is_that_of_python(
     rows = tab.evaluate(f"{VIEW}.rowsOf({json.dumps(now['ids'])})")
     assert apart(now_logits(tab), in_python(model, exported, source, target, program=painted)[rows]) <= 1e-3
     after = patterns(tab)
+    crosses = tab.evaluate(f"{WALK}.plot.marks.querySelector('path').getAttribute('d')")
+    assert crosses.count("M") == int((~seen).sum())
     changed = not bool((seen == visible(panel, stack, tab)).all())
     for part, own in parts(panel):
         if own == stack:

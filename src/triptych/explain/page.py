@@ -86,9 +86,9 @@ def _grid(shown: ShownTensor) -> Grid:
 
 
 def playground() -> str:
-    """One offline HTML page in which Q, K and V, the mask, the scale and the temperature are edited by hand, and in
-    which attention with random weights runs over words, with sizes and a mask that are chosen; with one word's states in
-    many sentences, stored of a pretrained model.
+    """One offline HTML page in which Q, K and V, the mask, the scale and the temperature are edited by hand.  Below,
+    attention with random weights runs over words, with sizes and a mask that are chosen, and the stored states of one
+    word in many sentences move through the layers of a pretrained model.
 
     Its examples are those of the lectures, with the numbers that `triptych.explain.worked` has.
     """

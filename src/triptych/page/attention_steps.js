@@ -85,7 +85,8 @@ function attentionSteps(a) {
     { title: "A·V", figure: [[weights, "row"], "×", [V, "column"], "=", [z, "cell"]], result: z, axes: ["t", "v"],
       text: "Each row of weights averages the values: this is what the head brings to that token from the others.",
       cell: (t, c) => [`Number ${c} of the head's result for `, query(t),
-        ": its weights times that number of all values: ", sumOfProducts(weights.row(t), V.column(c), z.at(t, c), "sum"), "."],
+        ": its weights times that number of all values: ",
+        sumOfProducts(weights.row(t), V.column(c), z.at(t, c), "sum"), "."],
       strips: (t, c) => [["weights", weights.row(t)], ["values", V.column(c)]] },
     { title: "concat", figure: [[z, null], "→", [concat, "cell"]], result: concat, axes: ["t", "m"],
       text: `The results of all ${a.heads} heads stand side by side: ${a.heads} × ${z.columns} = ${concat.columns}

@@ -33,6 +33,17 @@ class ScoreMap extends AnyHead {
   shader() {
     return (shade) => shade;
   }
+
+  // A cross on every hidden score of the part that is shown.
+  crosses([top, left], [bottom, right]) {
+    let path = "";
+    for (let t = top; t < bottom; t++) {
+      for (let s = left; s < right; s++) {
+        if (this.matrix.at(t, s) === -Infinity) path += `M${s - left + 0.35} ${t - top + 0.35}l.3 .3m0-.3l-.3 .3`;
+      }
+    }
+    return svg("path", { d: path });
+  }
 }
 
 class AttentionWalk {
@@ -143,19 +154,6 @@ class AttentionWalk {
     this.choose(this.chosen, false);
   }
 
-  // A cross on every hidden score of what the map shows.
-  hatch(matrix) {
-    const [[top, left], [bottom, right]] = [this.plot.from, this.plot.to];
-    if (this.plot.marks.querySelector(".hatch")) return;
-    let path = "";
-    for (let t = top; t < bottom; t++) {
-      for (let s = left; s < right; s++) {
-        if (matrix.at(t, s) === -Infinity) path += `M${s - left + 0.35} ${t - top + 0.35}l.3 .3m0-.3l-.3 .3`;
-      }
-    }
-    this.plot.marks.append(svg("path", { class: "hatch", d: path }));
-  }
-
   matrix([matrix, mark], unit) {
     const canvas = el("canvas", { "aria-hidden": "true" });
     paintNumbers(canvas, matrix.data, matrix.columns);
@@ -207,8 +205,6 @@ class AttentionWalk {
       paintNumbers(canvas, numbers);
       return div("strip-of", el("span", {}, name), canvas);
     }));
-    if (!step.square) return;
-    this.plot.mark(i, j, scroll && document.activeElement === this.plot.heat);
-    this.hatch(step.result); // where the map was painted anew
+    if (step.square) this.plot.mark(i, j, scroll && document.activeElement === this.plot.heat);
   }
 }

@@ -69,6 +69,7 @@ function choice(name, entries, picked, pick) {
   return row;
 }
 
+const COLOURS = 5; // --series-0 .. in the style sheet
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 const LONGEST = 160; // letters of a token that are shown

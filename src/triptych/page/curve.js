@@ -1,6 +1,5 @@
 // Line plots: SVG at the width it is shown, a legend that reads out the values under the pointer.
 
-const COLOURS = 5; // --series-0 .. in the style sheet
 const DASHES = 4; // .dash-0 .. there
 const LABEL = 16; // pixels between the names of reference lines
 const MARKED = 12; // measured places that a logarithmic axis marks each by its own value

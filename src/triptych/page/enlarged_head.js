@@ -159,8 +159,10 @@ class Plot {
     const [rows, columns] = this.tokens.map(({ length }) => length);
     paintWeights(this.canvas, this.head.pooled(1, this.from, this.to), this.head.shader(shade));
     this.marks.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
-    refill(this.marks, stack === "cross" && Array.from({ length: rows }, (_, t) =>
-      svg("circle", { cx: argmax(this.head.row(this.from[0] + t)) - this.from[1] + 0.5, cy: t + 0.5, r: 0.16 })));
+    const strongest = (t) =>
+      svg("circle", { cx: argmax(this.head.row(this.from[0] + t)) - this.from[1] + 0.5, cy: t + 0.5, r: 0.16 });
+    refill(this.marks, this.head.crosses?.(this.from, this.to),
+      stack === "cross" && Array.from({ length: rows }, (_, t) => strongest(t)));
     this.overview.hidden = !this.long;
     if (this.long) this.paintWhole();
   }

@@ -31,7 +31,7 @@ class LiveWalk {
     [this.part, this.head] = [part, Math.min(head, part.heads - 1)];
     this.a = null;
     this.layers.mark(part.part);
-    this.view.attention.turnTo(part.stack, part.layer, this.head);
+    this.view.attention?.turnTo(part.stack, part.layer, this.head);
     this.view.update();
   }
 
@@ -45,8 +45,10 @@ class LiveWalk {
     this.walk.node.hidden = Boolean(given.problem);
     this.a = given.problem ? null : this.attention(given);
     const gone = this.view.board.cuts.has(`${this.part.part}:${this.head}`);
-    this.note.textContent = given.problem ? `This attention cannot be walked: ${given.problem}.`
-      : gone ? "This head is removed, so its part of the results of all heads is 0." : "";
+    this.note.textContent = given.problem ? `This attention cannot be shown so: ${given.problem}.`
+      : [gone && "This head is removed, so its part of the results of all heads is 0.",
+        this.view.painted[this.part.stack] && "Its mask is painted by hand; “As it was” in its step undoes that."]
+        .filter((one) => one).join(" ");
     this.note.hidden = !this.note.textContent;
     if (this.a) this.walk.show(this.a);
   }

@@ -16,10 +16,10 @@ function wordText({ model, stacks }) {
   const [own, control] = [bank, table].map(({ between, chance }) => mean(between) - mean(chance));
   const verdict = control >= 0.8 * own ? "as much, so the picture shows the topic of a sentence and no two meanings"
     : "less, so the topic of a sentence explains only a part of it";
-  return prose`“bank” enters ${model} as one vector, whatever stands around it. The picture follows it through the blocks
-    in ${count("sentences", bank.tokens.length)} sentences about water or money, each named by its deciding word. Of the
-    variance of these vectors, ${share("between", bank.between)} lies between the two topics, as a mean of all blocks
-    (random groups: ${share("chance", bank.chance)}). If “bank” cannot attend to the deciding word,
+  return prose`“bank” enters ${model} as one vector, whatever stands around it. The picture follows it through the
+    blocks in ${count("sentences", bank.tokens.length)} sentences about water or money, each named by its deciding word.
+    Of the variance of these vectors, ${share("between", bank.between)} lies between the two topics, as a mean of all
+    blocks (random groups: ${share("chance", bank.chance)}). If “bank” cannot attend to the deciding word,
     ${share("cut", cut.between)}. The control “table”, with one meaning, has ${share("control", table.between)}:
     ${verdict}. The plane shows ${share("shown", bank.share)} of the variance of “bank”.`;
 }
