@@ -113,7 +113,7 @@ def test_head_roles_passes(loaded: None) -> None:
     assert scores["the token before"] == (16, 0, pytest.approx(0.67, abs=0.02))
     assert scores["punctuation"] == (1, 1, pytest.approx(0.61, abs=0.02))
     assert scores["the first token"] == (18, 8, pytest.approx(1.0, abs=0.01))
-    [[layer, head, distance, _]] = unread.rows
+    [[layer, head, distance]] = unread.rows
     assert (int(layer), int(head), float(distance)) == (7, 6, pytest.approx(0.74, abs=0.02))
 
 

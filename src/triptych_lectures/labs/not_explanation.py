@@ -141,7 +141,7 @@ class NotExplanationLab(Lab):
                     ),
                     Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
                 ),
-                "No other patterns were found under which the answers stay",
+                "The classifier did not learn, or its answers do not stay under other patterns",
             ),
             Clause(
                 f"Control: weights shuffled by {mixed.attention:.2f} of 1 change the answers by {mixed.output:.2f};"
@@ -159,8 +159,8 @@ class NotExplanationLab(Lab):
             ),
             Clause(
                 f"The token that decides is known here. Hiding tokens one by one names it in {named['hiding it']:.0%}"
-                f" of the rows, the most attention in {by_attention:.0%}, and the most attention of the alternative,"
-                f" which gives the same answers, in {by_other:.0%}.",
+                f" of the rows, the most attention in {by_attention:.0%}, and the most attention of the alternative in"
+                f" {by_other:.0%}.",
                 (
                     Check("output change when the deciding token is hidden", needed, least=0.5),
                     Check("rows in which hiding tokens one by one names the deciding token", named["hiding it"], 0.5),

@@ -87,7 +87,7 @@ class PaddingLab(Lab):
                         least=0.25,
                     ),
                 ),
-                "Padding that no mask hides did not change the answers",
+                "The model did not learn, or padding did not change its answers",
             ),
             Clause(
                 "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"

@@ -112,8 +112,8 @@ class RedundancyLab(Lab):
                 f" in the reverse order. Control: in {len(random)} random orders, in which {at_random[0]} to"
                 f" {at_random[-1]} can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
                 (
-                    Check("mean rise of the loss, by score over the best random order", best / rises[0], most=0.75),
-                    Check("mean rise of the loss, reverse over the worst random order", worst / rises[-1], least=1.33),
+                    Check("mean rise of the loss, by score over random", best / fmean(rises), most=0.75),
+                    Check("mean rise of the loss, in the reverse order over random", worst / fmean(rises), least=1.33),
                 ),
                 "A random order does about as well as the score, or as badly as its reverse",
             ),
