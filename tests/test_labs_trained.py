@@ -67,7 +67,7 @@ def text(tmp_path: Path) -> str:
 
 
 def leak(text: str) -> LabResult:
-    sizes: dict[str, Size] = {"steps": 280, "rows": 4, "held_out": 900, "written": 12}
+    sizes: dict[str, Size] = {"steps": 280, "rows": 4, "held_out": 900, "written": 12, "prompt": "abc de"}
     return labs.run("mask-leak", Setup(data=text, sizes=sizes, full=True))
 
 
@@ -77,6 +77,7 @@ def test_mask_leak_passes_and_shows_what_each_writes(text: str) -> None:
     assert [sample.label for sample in samples.items] == [
         f"trained {trained}, writing {used}" for trained in mask_leak.MASKS for used in mask_leak.MASKS
     ]
+    assert samples.title == "What they write after 'abc de'"
     assert "trained without" in render("labs", result.sections, subtitle="")
 
 
@@ -84,6 +85,17 @@ def test_mask_leak_fails_when_causal_hides_nothing(text: str, monkeypatch: pytes
     every_mask(monkeypatch, full())
     claims = failed(leak(text))
     assert "trained without and used with it, nats above trained with it" in claims
+
+
+@pytest.mark.heavy
+def test_mask_leak_fails_on_shuffled_characters(text: str) -> None:
+    """With nothing to learn but frequencies, the control does not beat them."""
+    file = Path(text)
+    mixed = np.random.default_rng(1).permutation(list(file.read_text(encoding="utf-8")))
+    file.write_text("".join(mixed), encoding="utf-8")
+    result = leak(text)
+    assert "trained and used with the mask, over guessing by frequency" in failed(result)
+    assert result.meaning.startswith("Without the mask the loss does not fall to almost nothing")
 
 
 # ---------------------------------------------------------------- induction

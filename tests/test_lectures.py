@@ -21,7 +21,7 @@ from triptych.probe import Trace
 from triptych.train import Example, collate
 
 HERE = Path(__file__).parent
-FILES = ("test_lectures.py", "test_lectures_attention.py", "test_count.py")
+FILES = ("test_lectures.py", "test_lectures_attention.py", "test_count.py", "test_labs_writing.py")
 
 EXAMPLES: dict[int, tuple[str, ...]] = {
     1: ("test_l0_2_6_attention_of_four_tokens",),
@@ -75,6 +75,7 @@ CORRECTIONS: dict[str, tuple[str, ...]] = {
     "L0 2.5: d_v need not be d_k": ("test_values_may_be_narrower_than_keys",),
     "L4 12.5: GPT and BERT differ in more than the mask": ("test_gpt_and_bert_differ_in_more_than_the_mask",),
     "L1: generation reads what training does not show": ("test_generation_reads_what_training_does_not_show",),
+    "L1: BERT cannot generate; it can be made to, and is worse at it": ("test_an_encoder_writes",),
     "L4 12.10: SwiGLU's MLP is 8/3 d wide at equal parameters": ("test_swiglu_at_equal_parameters_is_narrower",),
 }
 
@@ -87,7 +88,7 @@ def names_in(name: str) -> set[str]:
 def test_every_example_and_every_correction_has_a_test() -> None:
     there = set().union(*map(names_in, FILES))
     assert list(EXAMPLES) == list(range(1, 14))
-    assert len(CORRECTIONS) == 18
+    assert len(CORRECTIONS) == 19
     for what, names in (EXAMPLES | CORRECTIONS).items():
         assert names, what
         assert set(names) <= there, what

@@ -42,7 +42,8 @@ class MistakesLab(Lab):
     falsified_by = (
         "The claim is false if a mistake leaves the weights and the outputs as they are in the right version, or if a"
         " later token changes an earlier output there too. It is false too if a decoder with a mistake does not train"
-        " to a loss below the entropy of its text, or writes as well as the right one."
+        " to a loss below the entropy of its text, or predicts as well as the right one where nothing stands after"
+        " the place."
     )
 
     tokens: int = size(
@@ -54,7 +55,7 @@ class MistakesLab(Lab):
     symbols: int = size(6, "symbols of the text, two or more", least=2)
     length: int = size(17, "symbols of a row, 8 or more", least=8)
     noise: float = size(0.3, "share of symbols that follow no rule, below 1", most=0.9)
-    steps: int = size(160, "training steps")
+    steps: int = size(220, "training steps")
     rows: int = size(32, "rows of a training step")
     rate: float = size(5e-3, "learning rate")
     tested: int = size(64, "rows that are tested")
@@ -231,18 +232,15 @@ def _untrained(shown: Mapping[str, Weighed]) -> Conclusion:
 
 def _trained(wrong: Mapping[str, TrainedMistake], right: TrainedMistake, task: MarkovRows) -> Clause:
     losses = [one.run.end for one in wrong.values()]
-    writing, follows = min(one.writing for one in wrong.values()), max(one.follows for one in wrong.values())
+    writing = min(one.writing for one in wrong.values())
     return Clause(
         f"In training each mistake looks like progress: the loss falls to {min(losses):.2f} to {max(losses):.2f} nats,"
-        f" below the entropy of {task.entropy:.2f}, which no prediction of the future can reach. Where nothing stands"
-        f" after the place, as in writing, it is {writing:.2f} nats and more, and at most {follows:.0%} of what is"
-        " written follows the rule.",
+        f" below the entropy of {task.entropy:.2f}, where no prediction from the past alone can be. Where nothing"
+        f" stands after the place, as in writing, it is {writing:.2f} nats and more, and {right.writing:.2f} with the"
+        " right version.",
         (
             Check("training loss over the entropy, the mistake with the largest", max(losses) / task.entropy, most=0.9),
             Check("nats as in writing over the right version's, the best mistake", writing / right.writing, least=1.1),
-            Check(
-                "written symbols that follow the rule, the best mistake, over right", follows / right.follows, most=0.9
-            ),
         ),
         "Training with a mistake does not look better, or writing is not worse",
     )

@@ -107,7 +107,7 @@ class SpeculationLab(Lab):
                     Check(
                         "forwards of the worst draft over those of the best", worst.forwards / ours.forwards, least=1.5
                     ),
-                    Check("share of guesses accepted, the worst draft over the best", worst.rate / ours.rate, most=0.5),
+                    Check("share of guesses accepted, the worst draft", worst.rate, most=0.5),
                 ),
                 "A draft that rarely agrees saves as much",
             ),
