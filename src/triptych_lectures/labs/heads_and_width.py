@@ -280,8 +280,8 @@ class TrainedHeadsLab(Lab):
         return Clause(
             f"More heads than places change little either way: {most} of width {self.width // most} learned less than"
             f" {enough} in {fewer} of {len(more)} initializations (95% interval of the rate: {first:.2f} to"
-            f" {last:.2f}), and {fmean(more):+.3f} more on the mean (95% interval {low:+.3f} to {high:+.3f}), where"
-            f" {enough} had gained {gained:.2f}.",
+            f" {last:.2f}). The difference is {fmean(more):+.3f} on the mean (95% interval {low:+.3f} to {high:+.3f}),"
+            f" where {enough} had gained {gained:.2f}.",
             (
                 Check(
                     f"learned more with {most} heads than with {enough}, mean over what {enough} gained",
