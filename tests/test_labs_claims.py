@@ -155,12 +155,12 @@ def test_trained_heads_fails_when_the_layer_is_not_cut_into_heads(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("sixteen", "wrong"),
-    [(0.99, "the high end of the 95% interval"), (0.6, "mean over what 4 gained")],
+    [(0.99, 0.25), (0.6, -0.5)],
     ids=["more heads help", "more heads harm"],
 )
-def test_trained_heads_tests_both_directions(sixteen: float, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more heads than places a little is lost: neither a gain nor as much as too few heads lose."""
-    learned = {1: 0.5, 4: 0.95, 16: sixteen}
+def test_trained_heads_tests_both_directions(sixteen: float, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more heads than places little changes: neither a gain nor as much as too few heads lose."""
+    learned = {1: 0.5, 4: 0.8, 16: sixteen}
 
     def canned(sizes: Any, heads: int, task: Any, seed: int) -> generated_tasks.TrainedHead:
         shuffled, one = isinstance(task, generated_tasks.ShuffledTask), task.classes == sizes.symbols
@@ -170,10 +170,12 @@ def test_trained_heads_tests_both_directions(sixteen: float, wrong: str, monkeyp
 
     monkeypatch.setattr(heads_and_width.TrainedHeadsLab, "_trained", canned)
     result = labs.run("trained-heads")
-    assert [claim.endswith(wrong) for claim in failed(result)] == [True]
-    assert "That more heads than places cost a little was not seen" in result.meaning
-    learned[16] = 0.9
-    assert "learned less than 4 in 10 of 10 initializations, by 0.050" in passes(labs.run("trained-heads")).meaning
+    [check] = [check for check in result.checks if not check.passed]
+    assert check.claim == "learned more with 16 heads than with 4, mean over what 4 gained"
+    assert check.measured > wrong if wrong > 0 else check.measured < wrong
+    assert "More heads than places changed what was learned" in result.meaning
+    learned[16] = 0.75
+    assert "learned less than 4 in 10 of 10 initializations (95%" in passes(labs.run("trained-heads")).meaning
 
 
 @pytest.mark.heavy
@@ -240,7 +242,7 @@ def test_embedding_scale_fails_when_the_factor_is_ignored(monkeypatch: pytest.Mo
 def test_the_token_s_share_is_that_of_the_two_variances(width: int) -> None:
     sizes = embedding_scale.EmbeddingScaleLab()
     for (name, scaled), variance in {("1/√d", False): 1 / width, ("1/√d", True): 1.0, ("1", False): 1.0}.items():
-        assert sizes.share(name, scaled, width, 3) == pytest.approx(variance / (variance + 0.5), rel=0.35)
+        assert sizes.share(name, scaled, width, 3) == pytest.approx(variance / (variance + 0.5), rel=0.1)
 
 
 def test_activations_refuses_a_hidden_width_without_two_thirds() -> None:

@@ -143,7 +143,8 @@ class NormPlacementLab(StackLab):
                 "A warm-up did not decide whether post-norm learns",
             ),
             Clause(
-                f"Pre-norm learns at every depth either way ({worst:.2f} or more). Control: shuffled answers are not"
+                f"Pre-norm learns at every depth either way ({worst:.1%} of it or more). Control: shuffled answers are"
+                " not"
                 " learned.",
                 (
                     Check(

@@ -35,6 +35,7 @@ DEVIATIONS = (SMALL, UNIT, LARGE)
 Case = tuple[str, bool]  # a deviation, and whether √d multiplies
 CASES: tuple[Case, ...] = tuple(product(DEVIATIONS, (False, True)))
 HEADS = 4
+TOKENS = 256  # of which the share is measured: so many that their mean is near 0
 
 
 class EmbeddingScaleLab(Lab):
@@ -52,8 +53,8 @@ class EmbeddingScaleLab(Lab):
     layers: int = size(2, "blocks of the models that are trained")
     symbols: int = size(16, "different symbols, two or more", least=2)
     length: int = size(16, "symbols of a row, two or more", least=2)
-    draws: int = size(3, "models trained in each case, over which the mean is taken", full=10)
-    steps: int = size(200, "training steps")
+    draws: int = size(2, "models trained in each case, over which the mean is taken", full=10)
+    steps: int = size(160, "training steps")
     rows: int = size(8, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW")
 
@@ -132,12 +133,12 @@ class EmbeddingScaleLab(Lab):
             ),
         )
 
-    def model(self, name: str, scaled: bool, width: int, seed: int) -> nn.Transformer:
+    def model(self, name: str, scaled: bool, width: int, symbols: int, seed: int) -> nn.Transformer:
         """A decoder whose tokens are drawn with this deviation, with sinusoidal positions."""
         positions, last = SinusoidalSpec(width=width), RMSNormSpec(width=width)
         blocks = [block(width, HEADS, 2 * width)] * self.layers
         scale = width**0.5 if scaled else None
-        module = nn.new(decoder(self.symbols, blocks, embedded=positions, final_norm=last, scale=scale), seed)
+        module = nn.new(decoder(symbols, blocks, embedded=positions, final_norm=last, scale=scale), seed)
         assert module.decoder is not None
         noise, deviation = torch.Generator().manual_seed(seed), {SMALL: 0.02, UNIT: width**-0.5, LARGE: 1.0}[name]
         tokens = module.decoder.embed.tokens.weight
@@ -146,20 +147,20 @@ class EmbeddingScaleLab(Lab):
 
     @torch.no_grad()
     def share(self, name: str, scaled: bool, width: int, seed: int) -> float:
-        """Of the variance of what the first norm gives, over all pairs of a symbol and a position, the part that goes
-        with the symbol; the rest goes with the position (analysis of variance of two factors)."""
-        module = self.model(name, scaled, width, seed)
+        """Of the squares of what the first norm gives, over all pairs of a token and a position, the part that differs
+        with the token, over this and the part that all tokens of a position share."""
+        module = self.model(name, scaled, width, TOKENS, seed)
         assert module.decoder is not None
-        ids = torch.arange(self.symbols).repeat_interleave(self.length)
-        x = module.decoder.embed(ids.reshape(-1, self.length).flatten(), Rows((self.length,) * self.symbols))
-        normed = module.decoder.blocks[0].attn_norm.pre(x).reshape(self.symbols, self.length, width)
-        apart = normed - normed.mean((0, 1))
-        token, place = (float(apart.mean(axis).square().sum(-1).mean()) for axis in (1, 0))
-        return token / (token + place)
+        ids, rows = torch.arange(TOKENS).repeat_interleave(self.length), Rows((self.length,) * TOKENS)
+        x = module.decoder.embed(ids, rows)
+        normed = module.decoder.blocks[0].attn_norm.pre(x).reshape(TOKENS, self.length, width)
+        token = float((normed.mean(1) - normed.mean((0, 1))).square().sum(-1).mean())
+        shared = float(normed.mean(0).square().sum(-1).mean())
+        return token / (token + shared)
 
     def _train(self, name: str, scaled: bool, task: GeneratedTask, seed: int) -> TrainedRun:
         budget = TrainingBudget(self.steps, self.rows, self.rate)
-        return train(self.model(name, scaled, self.width, seed), task, budget, seed)
+        return train(self.model(name, scaled, self.width, self.symbols, seed), task, budget, seed)
 
     def _half(self, runs: list[TrainedRun]) -> float:
         """Mean number of steps to learn half, one past the last where it never was."""

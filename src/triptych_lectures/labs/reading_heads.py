@@ -276,7 +276,7 @@ class CosineScoresLab(ReadingLab):
     )
 
     d: int = size(64, "width of queries and keys")
-    factor: float = size(8.0, "how much larger the other weights of queries and keys are drawn")
+    factor: float = size(16.0, "how much larger the other weights of queries and keys are drawn")
     length: int = size(16, "symbols of a row, more than `back`", least=2)
 
     def run(self, setup: Setup) -> LabResult:
