@@ -82,7 +82,8 @@ class ConvolutionLab(Lab):
             for within in (True, False)
         )  # fmt: skip
         setup.progress(f"attention, distance {self.farthest}: {self.steps} steps")
-        task, budget = Places(self.symbols, self.length, (self.farthest,)), TrainingBudget(self.steps, self.rows, 1e-2)
+        task = Places(self.symbols, self.length, (self.farthest,))
+        budget = TrainingBudget(self.steps, self.rows, self.rate, warmup=0.1, shape="linear")
         head = attention_alone(attention(self.width, 1, head_width=self.width), self.symbols, self.length, setup.seed)
         attended = trained_head(head, task, budget, self.tested, setup.seed).right
         setup.progress("counting layers and costs")

@@ -1,0 +1,278 @@
+"""A linear probe: what can be read from a model's states, and what of it the model uses (lecture L1).
+
+Hewitt and Liang 2019, on control tasks; Belrose et al. 2023, on removing what a linear probe reads; the sentences are
+of the kind of Linzen et al. 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.probe import Edit, Where
+from triptych.train import metrics
+from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .pretrained import decoder
+from .small_models import curve, line_table
+
+NOUNS = (
+    "key|dog|author|pilot|doctor|teacher|farmer|painting|senator|driver|engineer|window|picture|letter|student|singer|"
+    "report|table|lamp|guard|actor|book|bottle|girl|boy|worker|player|house|car|river"
+)
+OTHERS = "cabinet|boat|tree|door|wall|garden|road|hotel|bridge|tower"
+PLACES = "near|behind|beside|by|above"  # each stands before the other noun
+VERBS = (" is", " are")
+EVERY = 3  # layers, of which one is probed
+
+
+class ProbeLab(Lab):
+    """The subject's number, read at the last token of "The keys near the cabinet", layer by layer; then removed."""
+
+    name = "probe"
+    falsified_by = (
+        "That the model carries the number is false if a probe does not read it for words it was not fitted to, or"
+        " reads it from the embedding of another word, or if its control task is read as well. That a probe does not"
+        " show use is false if removing the number of the other noun changes the verb as removing the subject's does,"
+        " or if removing the subject's at one layer, where it is read,"
+        " changes the verb as well."
+    )
+
+    nouns: str = size(NOUNS, "subjects, nouns whose plural ends in s, separated by |; a third is held out")
+    others: str = size(OTHERS, "nouns that stand between subject and verb; a third is held out")
+    places: str = size(PLACES, "prepositions before them; a third is held out")
+    fitted: int = size(160, "sentences that probes are fitted to", full=480)
+    tested: int = size(80, "sentences of each test", full=240)
+    controls: int = size(5, "control tasks, whose mean is taken", full=20)
+
+    def __post_init__(self) -> None:
+        for name in ("nouns", "others", "places"):
+            if len(getattr(self, name).split("|")) < 3:
+                raise InputError(f"size {name}: give three words or more, separated by |")
+
+    def run(self, setup: Setup) -> LabResult:
+        noise, model = np.random.default_rng(setup.seed), decoder(setup)
+        if model.spec.layout != "decoder":
+            raise InputError(f"this lab needs a decoder, and this model is an {model.spec.layout}")
+        sentences = self._sentences(noise)
+        rows, labels = model.ids([sentence.text for sentence in sentences]), self._labels(sentences, noise)
+        setup.progress(f"probing the model on {len(rows)} sentences")
+        states = last_states(model, rows)
+        layers = range(0, len(states), EVERY)
+        trained = [self._read(states[layer], labels) for layer in layers]
+        setup.progress("probing a model of random weights")
+        other = last_states(Model(nn.new(model.spec, setup.seed)), rows)
+        random = [self._read(other[layer], labels) for layer in layers][1:]
+        read, half, middle = trained[-1], len(states) // 2, len(layers) * 2 // 3
+        place, there = layers[middle], trained[middle]
+        setup.progress("removing what the probe reads")
+        verb = Verb(model, rows[-self.tested :], labels[-self.tested :, 0])
+        known, fitted = states[:, : self.fitted], labels[: self.fitted]
+        late = range(half, len(states))
+        subject, another, by_chance, alone = (
+            verb.left({layer: direction(known[layer], column, setup.seed + layer) for layer in of})
+            for of, column in ((late, fitted[:, 0]), (late, fitted[:, 1]), (late, None), ([place], fitted[:, 0]))
+        )
+        by_random = Reads(*(float(np.mean(line)) for line in zip(*random, strict=True)))
+        conclusion = (
+            Clause(
+                f"At the last token, after layer {layers[-1]}, a probe reads the number of the subject: {read.new:.0%} are"
+                f" right, with words and contexts that it was not fitted to; {trained[0].new:.0%} from the embedding,"
+                " which is that of another word.",
+                (
+                    Check("number of the subject, new words: right after the last layer", read.new, least=0.75),
+                    Check("the same from the embedding, where it cannot stand", trained[0].new, 0.3, 0.7),
+                ),
+                "The probe did not read the number of the subject as claimed",
+            ),
+            Clause(
+                f"Control: a random label for each word form is right in {read.control:.0%} there; the selectivity is"
+                f" {read.selectivity:.2f}. In a model of random weights a probe is right for words that it knows"
+                f" ({by_random.seen:.0%}), but for random labels too ({by_random.control:.0%}), and for new words by"
+                f" chance ({by_random.new:.0%}): it has learned the words.",
+                (
+                    Check("selectivity after the last layer", read.selectivity, least=0.1),
+                    Check("selectivity, less that in random weights",
+                          read.selectivity - by_random.selectivity, least=0.05),
+                    Check("random weights: right for known words", by_random.seen, least=0.75),
+                    Check("random weights: right for new words", by_random.new, 0.35, 0.65),
+                ),
+                "The control task did not tell the model's number from learned words",
+            ),
+            Clause(
+                f"What is read need not be used: the number of the other noun is right in {read.other:.0%}, yet without"
+                f" its direction, from layer {half} on, {another:.0%} of the verb's preference is left, without the"
+                f" subject's {subject:.0%}, without a random one {by_chance:.0%}.",
+                (
+                    Check("number of the other noun, new words: right", read.other, least=0.9),
+                    Check("preference left without the other noun's direction", another, 0.85, 1.15),
+                    Check("preference left without the subject's direction", subject, most=0.6),
+                    Check("control: preference left without a random direction", by_chance, 0.9, 1.1),
+                ),
+                "Removing directions did not tell what is used from what is read",
+            ),
+            Clause(
+                f"Nor where it is read: after layer {place} it is right for {there.seen:.0%} of the known words, but"
+                f" without its direction at this layer alone {alone:.0%} of the preference are left, since later layers"
+                " read the number again.",
+                (
+                    Check(f"number of the subject, known words: right after layer {place}", there.seen, least=0.7),
+                    Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
+                ),
+                "Removing it at one layer was not made up for",
+            ),
+            Clause(
+                f"The model does use the number: it prefers the right verb in {verb.right:.0%} of the new sentences.",
+                (Check("verb of the right number preferred, in new sentences", verb.right, least=0.75),),
+                "The model did not prefer the right verb",
+            ),
+        )  # fmt: skip
+        lines = {
+            "new words": [own.new for own in trained],
+            "known words": [own.seen for own in trained],
+            "control task": [own.control for own in trained],
+            "other noun's number": [own.other for own in trained],
+            "random weights, new words": [trained[0].new, *(own.new for own in random)],
+        }
+        title = "Right at the last token: the number of the subject"
+        sections = (
+            line_table(title, "layer", layers, lines, ".0%"),
+            curve(title, "layers passed", "share", layers, lines, {"chance": 0.5}),
+        )
+        remarks = (
+            "Known words stand in new contexts. A direction is the difference of the means of both numbers; without it"
+            " no linear probe tells the fitted states apart. The preference is the logit of the verb of the plural less"
+            " that of the singular, and its difference between plural and singular subjects. One model, one frame of"
+            " sentences."
+        )
+        return LabResult("What does a layer know, and what is it used for?", conclusion, sections, remarks)
+
+    def _sentences(self, noise: np.random.Generator) -> list[Sentence]:
+        """Those that probes are fitted to, then tests with the same subjects, then tests with other ones.  Tests have
+        other contexts.  Every form of a subject is equally frequent, and the number of the other noun is random."""
+        known, new = zip(
+            *(split(noise.permutation(of.split("|"))) for of in (self.nouns, self.others, self.places)), strict=True
+        )
+        tests = (known[0], *new[1:]), new
+        return drawn(*known, self.fitted, noise) + [one for of in tests for one in drawn(*of, self.tested, noise)]
+
+    def _labels(self, sentences: Sequence[Sentence], noise: np.random.Generator) -> NDArray[np.int64]:
+        """`[N, 2 + controls]` of 0 and 1: the number of the subject, that of the other noun, and control tasks, each a
+        random label for each form of a subject, as many of 0 as of 1."""
+        forms = sorted({sentence.form for sentence in sentences})
+        halves = np.arange(len(forms)) % 2
+        tasks = [dict(zip(forms, noise.permutation(halves), strict=True)) for _ in range(self.controls)]
+        return np.array([[own.number, own.other, *(task[own.form] for task in tasks)] for own in sentences])
+
+    def _read(self, states: Tensor, labels: NDArray[np.int64]) -> Reads:
+        """What probes of one layer, `[N, D]`, get right."""
+        known, new = states[: self.fitted].numpy(), states[self.fitted :].numpy()
+        guessed = metrics.linear(known, labels[: self.fitted], new, labels.shape[1])
+        right = guessed == labels[self.fitted :]
+        seen, unseen = right[: self.tested].mean(0), right[self.tested :].mean(0)
+        return Reads(float(unseen[0]), float(seen[0]), float(seen[2:].mean()), float(unseen[1]))
+
+
+class Sentence(NamedTuple):
+    """A sentence without its verb, the form of its subject, and the numbers of subject and other noun, 1 for plural."""
+
+    text: str
+    form: str
+    number: int
+    other: int
+
+
+class Reads(NamedTuple):
+    """Shares that probes of one layer get right: the number of new words, of words that they were fitted to, random
+    labels of these, and the number of the other noun."""
+
+    new: float
+    seen: float
+    control: float
+    other: float
+
+    @property
+    def selectivity(self) -> float:
+        return self.seen - self.control
+
+
+def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The first two thirds, and the rest."""
+    cut = len(words) * 2 // 3
+    return words[:cut], words[cut:]
+
+
+def drawn(
+    nouns: Sequence[str], others: Sequence[str], places: Sequence[str], count: int, noise: np.random.Generator
+) -> list[Sentence]:
+    """`count` sentences, in which every form of a subject is equally frequent and the rest is random."""
+    sentences = []
+    for index in range(count):
+        at, number = index % len(nouns), index // len(nouns) % 2
+        form, other = nouns[at] + "s" * number, int(noise.integers(2))
+        text = f"The {form} {noise.choice(places)} the {noise.choice(others)}{'s' * other}"
+        sentences.append(Sentence(text, form, number, other))
+    return sentences
+
+
+def last_states(model: Model, rows: Sequence[Sequence[int]]) -> Tensor:
+    """`[L + 1, N, D]`: the last token's vector as it enters the first block and leaves each block."""
+    trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"])
+    return torch.stack([torch.stack([own[-1] for own in trace[site]]) for site in trace]).float()
+
+
+class Removed(NamedTuple):
+    """Takes the part along one direction of unit length out of a vector, as far as it differs from the mean."""
+
+    along: Tensor
+    mean: Tensor
+
+    def __call__(self, value: Tensor, where: Where) -> Tensor:
+        return value - ((value - self.mean) @ self.along)[..., None] * self.along
+
+
+def direction(states: Tensor, labels: NDArray[np.int64] | None, seed: int) -> Removed:
+    """The difference of the means of `states`, [N, D], with label 1 and 0; a random one where there are no labels."""
+    if labels is None:
+        along = torch.randn(states.shape[1], generator=torch.Generator().manual_seed(seed))
+    else:
+        of = torch.from_numpy(labels).bool()
+        along = states[of].mean(0) - states[~of].mean(0)
+    return Removed(along / along.norm(), states.mean(0))
+
+
+class Verb:
+    """How a model prefers the verb of the plural after some sentences, whose subjects have these numbers."""
+
+    def __init__(self, model: Model, rows: Sequence[Sequence[int]], numbers: NDArray[np.int64]) -> None:
+        self.model, self.rows, self.plural = model, rows, torch.from_numpy(numbers).bool()
+        self.verbs = [ids[0] for ids in model.ids(list(VERBS))]
+        preferred = self._preferred([])
+        self.right = float(((preferred > 0) == self.plural).double().mean())
+        self.gap = self._gap(preferred)
+
+    def left(self, removed: Mapping[int, Removed]) -> float:
+        """The share of the preference's difference that is left without a direction after these layers, from 1 on, at
+        the last token."""
+        edits = [
+            Edit(f"blocks.{layer - 1}.resid_post", of, item, len(row) - 1)
+            for layer, of in removed.items()
+            for item, row in enumerate(self.rows)
+        ]
+        return self._gap(self._preferred(edits)) / self.gap
+
+    def _preferred(self, edits: Sequence[Edit]) -> Tensor:
+        """`[N]`: the logit of the plural's verb less that of the singular's."""
+        logits = torch.stack([own[-1] for own in self.model.trace(self.rows, edit=edits).logits])
+        one, several = self.verbs
+        return logits[:, several] - logits[:, one]
+
+    def _gap(self, preferred: Tensor) -> float:
+        return float(preferred[self.plural].mean() - preferred[~self.plural].mean())
