@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -231,14 +231,25 @@ class JudgedRows(HeldOut):
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         nats, count, rows = 0.0, 0.0, list[tuple[LabelledExample, Tensor]]()
-        for batch in batches:
-            assert isinstance(batch, LabelledBatch)
-            plain, outputs = batch.head.plain(), exact(batch.outputs(module))
+        for batch, outputs in computed(module, batches):
+            plain = batch.head.plain()
             nats += float(plain(outputs, batch.goals, batch.rows))
             count += plain.weight(batch.goals)
-            each = outputs if len(outputs) == len(batch.examples) else batch.rows.split(outputs)
-            rows += zip(batch.examples, [one.cpu() for one in each], strict=True)
+            rows += each_row(batch, outputs)
         return self.judge(nats, round(count), rows)
+
+
+def computed(module: Transformer, batches: Iterable[TrainingBatch]) -> Iterator[tuple[LabelledBatch, Tensor]]:
+    """What the head gives for each batch."""
+    for batch in batches:
+        assert isinstance(batch, LabelledBatch)
+        yield batch, exact(batch.outputs(module))
+
+
+def each_row(batch: LabelledBatch, outputs: Tensor) -> list[tuple[LabelledExample, Tensor]]:
+    """The rows of a batch, and what the head gave for each."""
+    each = outputs if len(outputs) == len(batch.examples) else batch.rows.split(outputs)
+    return list(zip(batch.examples, [one.cpu() for one in each], strict=True))
 
 
 def epoch_rows(examples: Iterable[Example | None]) -> EpochRows:

@@ -114,9 +114,8 @@ class InductionLab(Lab):
 
         Its length varies, so that no fixed distance leads back to the first occurrence."""
         length = int(noise.integers(self.shortest, self.longest + 1))
-        once = noise.choice(self.vocab, length, replace=False).astype(np.int32)
-        twice = np.concatenate([once, once])
-        return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > len(once))
+        twice = np.tile(noise.choice(self.vocab, length, replace=False).astype(np.int32), 2)
+        return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > length)
 
     def _train(self, layers: int, data: Pairs, seed: int) -> tuple[Model, Points]:
         module = attention_layers(layers, self.vocab, self.width, self.heads, seed)
@@ -154,17 +153,22 @@ def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
     trace = model.trace([test.ids.tolist() for test in tests], read=["blocks.*.attn.pattern"])
     heads = []
     for layer in (0, 1):
-        patterns = trace[f"blocks.{layer}.attn.pattern"]  # [H, T, T] a row, T one less than twice the length
-        lengths = [pattern.shape[-1] for pattern in patterns]
-        copying = _mean(patterns, [at_offset(range((n + 1) // 2, n), 1 - (n + 1) // 2, n) for n in lengths])
-        back = [
-            _mean(patterns, [at_offset(range(OFFSETS + step, n), -step, n) for n in lengths]) for step in range(OFFSETS)
-        ]
+        copying, back = pattern_scores(trace[f"blocks.{layer}.attn.pattern"])
         for head, induction in enumerate(copying):
             without = _copied(model, tests, [zero(f"blocks.{layer}.attn.z", heads=[head])])
             most = max(range(OFFSETS), key=lambda n: back[n][head])
             heads.append(Head(layer, head, induction, back[1][head], most, without))
     return heads
+
+
+def pattern_scores(patterns: Sequence[Tensor]) -> tuple[list[float], list[list[float]]]:
+    """Two scores of each head on rows that are a sequence twice over, from its `patterns`, [H, T, T] a row with T one
+    less than twice the length: the weight of the second A on the token after the first A, and that of each token on
+    the one 0 to `OFFSETS` - 1 places back."""
+    lengths = [pattern.shape[-1] for pattern in patterns]
+    copying = _mean(patterns, [at_offset(range((n + 1) // 2, n), 1 - (n + 1) // 2, n) for n in lengths])
+    steps = range(OFFSETS)
+    return copying, [_mean(patterns, [at_offset(range(OFFSETS + k, n), -k, n) for n in lengths]) for k in steps]
 
 
 def _mean(patterns: Sequence[Tensor], reads: Sequence[Tensor]) -> list[float]:

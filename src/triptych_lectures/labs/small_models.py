@@ -120,11 +120,15 @@ def fit(
     seed: int,
     optimizer: OptimizerSettings | None = None,
     schedule: Schedule | None = None,
+    after_step: Callable[[int], None] | None = None,
 ) -> Points:
-    """Train `module` in place for `steps` steps of `rows` rows of at most `length` tokens.  -> (step, loss in nats)"""
+    """Train `module` in place for `steps` steps of `rows` rows of at most `length` tokens, and call `after_step` with
+    the number of each.  -> (step, loss in nats)"""
     settings = RunSettings(rows=rows, length=length, steps=steps, seed=seed, precision="fp32", evaluate_every=0.0)
     schedule = schedule or Schedule(shape="linear")
     trainer = Trainer(module, data, Optimizer(module, optimizer or OptimizerSettings()), schedule, settings)
+    if after_step is not None:
+        trainer.on_step = lambda event: after_step(event.step)
     trainer.run()
     return [(float(step.step), step.loss) for step in trainer.at.history]
 

@@ -1,0 +1,189 @@
+"""Questions whose answers are spans of passages of the plays: who says a line, and where a scene is.
+
+A passage has some speeches in a row by at least three persons.  The line asked for is quoted in the First Folio's
+spelling, of a passage in modern spelling, and a third of its words are hidden.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from triptych.text import shakespeare
+from triptych.text.align import words
+from triptych.train import metrics
+from .play_scenes import Scene, Speech
+
+Kind = Literal["who", "where"]
+ASKED: dict[Kind, str] = {"who": "who says:", "where": "where is the scene ?"}
+HIDDEN = "_"
+FIRST = 4  # words of a line by which it is looked up
+PERSONS = 3  # of a passage, at least
+
+
+@dataclass(frozen=True)
+class Passages:
+    """The sizes of a passage: so many speeches, each of at most so many words, and of a quotation, in words."""
+
+    speeches: int = 5
+    words: int = 14
+    quoted: tuple[int, int] = (4, 7)
+
+
+@dataclass(frozen=True)
+class PlayQuestion:
+    """A question of a passage; `answer` stands in `context` from the character `start`.
+
+    parts     the passage in its parts: each the heading of a scene, or a speech after its speaker.
+    answers   what each of the parts would answer, "" for none.
+    """
+
+    kind: Kind
+    question: str
+    context: str
+    answer: str
+    start: int
+    parts: tuple[str, ...]
+    answers: tuple[str, ...]
+    play: str
+
+    @property
+    def record(self) -> dict[str, str | int]:
+        """The fields of the objective `spans`."""
+        return {"question": self.question, "context": self.context, "answer": self.answer, "start": self.start}
+
+
+def questions(
+    plays: dict[str, list[Scene]], count: int, noise: np.random.Generator, sizes: Passages, kinds: Sequence[Kind]
+) -> list[PlayQuestion]:
+    """So many new questions, of each kind as many, each from a passage drawn at random."""
+    sources: dict[Kind, list[tuple[list[Scene], int]]] = {
+        kind: [(scenes, i) for scenes in plays.values() for i in range(kind == "where", len(scenes))] for kind in kinds
+    }
+    made: list[PlayQuestion] = []
+    while len(made) < count:
+        kind = kinds[len(made) % len(kinds)]
+        scenes, i = sources[kind][int(noise.integers(len(sources[kind])))]
+        one = _who(scenes[i], noise, sizes) if kind == "who" else _where(scenes[i - 1], scenes[i], noise, sizes)
+        made += [one] if one is not None else []
+    return made
+
+
+def _who(scene: Scene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
+    """A passage of the scene, and a line of it; None where it has too few persons or both editions share no line."""
+    speeches = _drawn(scene, sizes.speeches, noise)
+    if len({one.speaker for one in speeches}) < PERSONS:
+        return None
+    asked = int(noise.integers(len(speeches)))
+    lines = _shared_lines(speeches[asked])
+    if not lines:
+        return None
+    at, folio = lines[int(noise.integers(len(lines)))]
+    quoted = folio.split()[: int(noise.integers(sizes.quoted[0], sizes.quoted[1] + 1))]
+    spoken = set(words(" ".join(speeches[asked].words)))
+    alike = [spoken.issuperset(words(word)) for word in quoted]  # spelled as in the passage: these are hidden first
+    order = sorted(range(len(quoted)), key=lambda i: (not alike[i], noise.random()))
+    hidden = set(order[: round(len(quoted) / 3)])
+    question = [ASKED["who"], *(HIDDEN if i in hidden else word for i, word in enumerate(quoted))]
+    before = max(0, at - int(noise.integers(sizes.words - sizes.quoted[1] + 1)))  # words of the speech before the line
+    begins = [before if i == asked else 0 for i in range(len(speeches))]
+    parts = [_shown(one, begin, sizes) for one, begin in zip(speeches, begins, strict=True)]
+    return _question("who", " ".join(question), parts, [one.speaker for one in speeches], asked, scene.play)
+
+
+def _where(before: Scene, scene: Scene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
+    """Speeches of one scene, and then the heading of the next and speeches of that, each from anywhere in its scene;
+    None where the heading names no place."""
+    place = re.split(r"[.,;:]", scene.heading)[0].strip()
+    if not place or place.lower() == "the same":
+        return None
+    asked = int(noise.integers(sizes.speeches))
+    speeches = (*_drawn(before, asked, noise), *_drawn(scene, sizes.speeches - asked, noise))
+    if len({one.speaker for one in speeches}) < PERSONS or len(before.speeches) < asked:
+        return None
+    parts = [_shown(one, 0, sizes) for one in speeches]
+    answers = [one.speaker for one in speeches]
+    parts.insert(asked, scene.heading.rstrip(".") + ".")
+    answers.insert(asked, place)
+    return _question("where", ASKED["where"], parts, answers, asked, scene.play)
+
+
+def _question(
+    kind: Kind, question: str, parts: Sequence[str], answers: Sequence[str], asked: int, play: str
+) -> PlayQuestion:
+    start = sum(len(part) + 1 for part in parts[:asked])
+    return PlayQuestion(kind, question, " ".join(parts), answers[asked], start, tuple(parts), tuple(answers), play)
+
+
+def _drawn(scene: Scene, count: int, noise: np.random.Generator) -> tuple[Speech, ...]:
+    begin = int(noise.integers(max(1, len(scene.speeches) - count + 1)))
+    return scene.speeches[begin : begin + count]
+
+
+def _shown(speech: Speech, begin: int, sizes: Passages) -> str:
+    """The speaker, and the words of the speech from `begin` on."""
+    return f"{speech.speaker}. {' '.join(speech.words[begin : begin + sizes.words])}"
+
+
+@cache
+def _lines() -> dict[tuple[str, ...], list[tuple[list[str], str]]]:
+    """The lines that both editions have, by their first words: the words of the modern one, and the folio."""
+    found: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
+    for folio, modern in (pair for side in shakespeare.parallel_split() for pair in side):
+        folded = words(modern)
+        found.setdefault(tuple(folded[:FIRST]), []).append((folded, folio))
+    return found
+
+
+@cache
+def _shared_lines(speech: Speech) -> list[tuple[int, str]]:
+    """The lines of a speech that both editions have: the number of the first word, and the First Folio's spelling."""
+    folded = [(at, word) for at, one in enumerate(speech.words) for word in words(one)]
+    only = [word for _, word in folded]
+    return [
+        (folded[i][0], folio)
+        for i in range(len(only) - FIRST + 1)
+        for line, folio in _lines().get(tuple(only[i : i + FIRST]), ())
+        if only[i : i + len(line)] == line
+    ]
+
+
+def answered_by(one: PlayQuestion, part: int) -> PlayQuestion:
+    """The same question with the answer of this part of the passage."""
+    return _question(one.kind, one.question, one.parts, one.answers, part, one.play)
+
+
+def by_words(asked: Sequence[PlayQuestion]) -> list[str]:
+    """A search: the answer of the part with the most different words of the question, the first of several."""
+    found = []
+    for one in asked:
+        wanted = set(words(one.question)) - (set(words(ASKED["who"])) if one.kind == "who" else set())
+        found.append(one.answers[int(np.argmax([len(wanted & set(words(part))) for part in one.parts]))])
+    return found
+
+
+def commonest(asked: Sequence[PlayQuestion]) -> list[str]:
+    """The answer that the most parts of the passage have, the first of several."""
+    return [Counter(one.answers).most_common(1)[0][0] for one in asked]
+
+
+def by_bag(train: Sequence[PlayQuestion], asked: Sequence[PlayQuestion]) -> list[str]:
+    """A bag of words: which part of the passage answers, the first, the second and so on, as a logistic regression on
+    the words of the question and of the passage has it, fitted to the training questions."""
+    texts = [[f"{one.kind} {one.question} {one.context}" for one in side] for side in (train, asked)]
+    right = np.array([_part(one) for one in train])
+    count = int(right.max()) + 1
+    guesses = metrics.bag_of_words(texts[0], right, texts[1], count)
+    return [one.answers[min(int(guess), len(one.answers) - 1)] for one, guess in zip(asked, guesses, strict=True)]
+
+
+def _part(one: PlayQuestion) -> int:
+    """The number of the part in which the answer stands."""
+    ends = np.cumsum([len(part) + 1 for part in one.parts])
+    return int(np.searchsorted(ends, one.start, side="right"))

@@ -1,0 +1,63 @@
+"""A small encoder trained from nothing on records of Shakespeare's plays, for the labs of names and of questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from triptych.train import Job, check_recipe, prepare
+from triptych.train.labelled import LabelledExample
+from triptych.train.task import computed, each_row
+from .small_models import Points
+
+Records = Iterable[Mapping[str, object]]
+READER = {
+    "model_type": "modernbert", "num_attention_heads": 4, "global_attn_every_n_layers": 1, "global_rope_theta": 100.0,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+class Trained(NamedTuple):
+    """A trained encoder's job, its losses, and the held-out rows with what its head gave for each."""
+
+    job: Job
+    losses: Points
+    rows: list[tuple[LabelledExample, Tensor]]
+
+
+def trained(
+    train: Records, held_out: Records, objective: str, sizes: Mapping[str, Any], seed: int, length: int
+) -> Trained:
+    """Train an encoder of these `sizes` (width, layers, tokens, steps, rows) on records from nothing."""
+    width = sizes["width"]
+    model = READER | {
+        "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": sizes["layers"],
+        "initializer_range": width**-0.5,
+    }  # fmt: skip
+    with TemporaryDirectory() as folder:
+        files = {"path": Path(folder) / "train.jsonl", "held_out_path": Path(folder) / "held-out.jsonl"}
+        for file, records in zip(files.values(), (train, held_out), strict=True):
+            file.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+        run = {"rows": sizes["rows"], "length": length, "steps": sizes["steps"], "seed": seed, "precision": "fp32"}
+        recipe = {
+            "tokenizer": f"bpe:{sizes['tokens']}",
+            "model": model,
+            "data": {key: str(file) for key, file in files.items()} | {"cut_longer": objective == "tags"},
+            "objective": {"name": objective},
+            "optimizer": {"name": "muon", "lr": 3e-3, "muon_lr": 1e-2, "weight_decay": 0.1},
+            "schedule": {"shape": "linear", "warmup": 0.1},
+            "run": run | {"evaluate_every": 0.0},
+        }
+        job = prepare(check_recipe(recipe))
+    job.trainer.run()
+    assert job.trainer.held_out is not None
+    with torch.no_grad():
+        batches = computed(job.trainer.module.eval(), job.trainer.held_out.batches)
+        rows = [row for batch in batches for row in each_row(*batch)]
+    return Trained(job, [(float(step.step), step.loss) for step in job.trainer.at.history], rows)

@@ -1,0 +1,175 @@
+"""Questions whose answers are spans of a passage of a play: who says it, and where the scene is.
+
+The form is that of Rajpurkar et al. 2016.  The plays asked about were never read.  Beside the encoder stand the
+commonest answer, a bag of words, and a search for the part of the passage that has the most words of the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from triptych.errors import InputError
+from triptych.page import Curve, TableSection
+from triptych.train.label_tasks import best_span
+from triptych_lectures.data import play_questions
+from triptych_lectures.data.play_questions import ASKED, HIDDEN, Kind, Passages, PlayQuestion
+from triptych_lectures.data.play_scenes import HELD_OUT, split
+from .lab import Check, Checks, Clause, Conclusion, Lab, LabResult, Setup, size
+from .play_encoders import trained
+from .small_models import Points
+
+ENCODER, SEARCH = "the encoder", "search by words"
+CONTROL = "control: answers of other questions"
+MARGIN = 0.1  # by which the encoder must be ahead: more than three standard errors of a share of 0.5 of 300
+
+
+class QuestionsLab(Lab):
+    """Answers on plays that were held out, by a small encoder and by what is not trained."""
+
+    name = "questions"
+    falsified_by = (
+        "The claim is false if on held-out plays the encoder gives no more right answers than the commonest answer, a"
+        " bag of words or a search by words, each by a tenth of the questions. It is false too if an encoder that was"
+        " trained with the answers of other questions, the control, is right more often than these."
+    )
+
+    width: int = size(64, "width of the encoder, a multiple of 8", multiple=8)
+    layers: int = size(2, "its blocks", full=3)
+    tokens: int = size(600, "tokens of its vocabulary", full=2000)
+    steps: int = size(150, "training steps", full=3000)
+    rows: int = size(32, "questions of a training step")
+    kinds: str = size("where", "kinds of questions: who, where, or both with a comma between", full="who,where")
+    trained: int = size(3000, "questions to train on", full=40_000)
+    held: int = size(300, "questions on held-out plays", full=600)
+    speeches: int = size(4, "speeches of a passage, 3 or more", least=3)
+    words: int = size(8, "words of a speech that are shown, 8 or more", least=8, full=10)
+
+    def __post_init__(self) -> None:
+        if not set(self.kinds.split(",")) <= set(ASKED):
+            raise InputError(f"size kinds: {self.kinds!r} must be who, where or who,where")
+
+    @property
+    def _kinds(self) -> list[Kind]:
+        return [kind for kind in ASKED if kind in self.kinds.split(",")]
+
+    def run(self, setup: Setup) -> LabResult:
+        setup.progress("reading the plays")
+        noise, sizes = np.random.default_rng(setup.seed), Passages(self.speeches, self.words)
+        train, held = (
+            play_questions.questions(side, count, noise, sizes, self._kinds)
+            for side, count in zip(split(), (self.trained, self.held), strict=True)
+        )
+        setup.progress(f"training an encoder: {self.steps} steps")
+        ours = self._answered(train, held, setup.seed)
+        setup.progress("the control: answers of other questions")
+        control = self._answered(_exchanged(train, noise), held, setup.seed)
+        setup.progress("what is not trained")
+        answers = {
+            ENCODER: ours.answers,
+            "the commonest answer": play_questions.commonest(held),
+            "a bag of words": play_questions.by_bag(train, held),
+            SEARCH: play_questions.by_words(held),
+            CONTROL: control.answers,
+        }
+        right = {name: {kind: _right(held, given, kind) for kind in self._kinds} for name, given in answers.items()}
+        remarks = (
+            f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}. Lines are quoted in the First Folio's"
+            f" spelling, a third of the words hidden ({HIDDEN}). The search takes the part of the passage with the most"
+            " words of the question, the first of several, and its speaker or, of a heading, its first words."
+        )
+        if not setup.full:
+            remarks += " Who says a line is learned in a full run only."
+        return LabResult(
+            "Does an encoder answer from a passage?",
+            self._conclusion(right),
+            self._sections(held, answers, right, ours.losses),
+            remarks,
+        )
+
+    def _answered(self, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int) -> Answered:
+        """The answers of a new encoder to the questions of `held`."""
+        length = 3 * (self.words + 4) * (self.speeches + 1)
+        done = trained(*([one.record for one in side] for side in (train, held)), "spans", vars(self), seed, length)
+        spans = groupby(done.rows, key=lambda row: row[0].number)
+        found = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
+        return Answered([found[i].strip(" .,;:") for i in range(len(held))], done.losses)
+
+    def _conclusion(self, right: Mapping[str, Mapping[Kind, float]]) -> Conclusion:
+        plain = [name for name in right if name not in (ENCODER, CONTROL)]
+        clauses = []
+        for kind in self._kinds:
+            ours, best = right[ENCODER][kind], {name: right[name][kind] for name in plain}
+            rivals = plain if kind == "where" else [name for name in plain if name != SEARCH]
+            shown = ", ".join(f"{name} {best[name]:.0%}" for name in plain)
+            checks: Checks = tuple(
+                Check(f"{ASKED[kind]} right answers, above those of {name}", ours - best[name], least=MARGIN)
+                for name in rivals
+            )
+            clauses.append(
+                Clause(f"{QUOTED[kind]}: of the answers on held-out plays {ours:.0%} are right; {shown}.", checks,
+                       f"{QUOTED[kind]}: the encoder is not ahead")
+            )  # fmt: skip
+        if len(self._kinds) > 1:
+            together = {name: fmean(right[name].values()) for name in right}
+            ahead = together[ENCODER] - max(together[name] for name in plain)
+            clauses.append(
+                Clause(
+                    f"Over both kinds {together[ENCODER]:.0%} are right, of the best of the others"
+                    f" {together[ENCODER] - ahead:.0%}.",
+                    (Check("both kinds: right answers, above the best of the others", ahead, least=MARGIN),),
+                    "Over both kinds the encoder is not ahead",
+                )
+            )
+        worst = max(right[CONTROL][kind] - max(right[name][kind] for name in plain) for kind in self._kinds)
+        clauses.append(
+            Clause(
+                "Control: an encoder trained with the answers of other questions is right no more often than these.",
+                (Check("control: right answers, above the best of what is not trained", worst, most=0.05),),
+                "The control learned something",
+            )
+        )
+        return tuple(clauses)
+
+    def _sections(
+        self,
+        held: Sequence[PlayQuestion],
+        answers: Mapping[str, Sequence[str]],
+        right: Mapping[str, Mapping[Kind, float]],
+        losses: Points,
+    ) -> tuple[TableSection, TableSection, Curve]:
+        rows = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in right.items()]
+        shown = [
+            [one.question, one.context, one.answer, answers[ENCODER][i], answers[SEARCH][i]]
+            for i, one in enumerate(held[:8])
+        ]
+        return (
+            TableSection("Right answers on held-out plays", ("", *(ASKED[kind] for kind in self._kinds)), rows),
+            TableSection("Questions", ("question", "passage", "right", ENCODER, SEARCH), shown),
+            Curve("Training", "step", "nats a question", {ENCODER: losses}, {}),
+        )
+
+
+QUOTED: dict[Kind, str] = {"who": "Who says a line", "where": "Where the scene is"}
+
+
+class Answered(NamedTuple):
+    """Answers to questions, and the losses of training."""
+
+    answers: list[str]
+    losses: Points
+
+
+def _right(asked: Sequence[PlayQuestion], given: Sequence[str], kind: Kind) -> float:
+    """The share of the questions of a kind whose answer is the same text."""
+    pairs = [(one.answer, text) for one, text in zip(asked, given, strict=True) if one.kind == kind]
+    return fmean(text == answer for answer, text in pairs)
+
+
+def _exchanged(asked: Sequence[PlayQuestion], noise: np.random.Generator) -> list[PlayQuestion]:
+    """The questions with the answer of another part of the passage, drawn at random."""
+    return [play_questions.answered_by(one, int(noise.integers(len(one.parts)))) for one in asked]

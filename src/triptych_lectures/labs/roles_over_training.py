@@ -1,0 +1,247 @@
+"""When the head of induction appears in training, and what the loss does then (Olsson et al. 2022; lecture L0 2.3).
+
+A row is a walk over tokens, of which each has a few that may follow it, and then the same walk again.  Which tokens may
+follow is one table for all rows, which the weights can hold; which one did follow, only the row itself tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from triptych import nn
+from triptych.errors import InputError, counted
+from triptych.model import Model
+from triptych.page import Curve, TableSection
+from triptych.train import Example, OptimizerSettings, Pairs, Schedule
+from triptych.train.objectives import Ids
+from .generated_tasks import with_positions
+from .induction import pattern_scores
+from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .small_models import block, curve, fit
+
+LOOKS = 40  # times that a model is measured in training
+WINDOW = 10  # of these looks, over which a change is taken: a quarter of the training
+APART = (WINDOW - 1) / LOOKS  # share of the training that two windows may lie apart and have a step in common
+LAST = 4  # looks whose mean is what is saved at the end
+APPEARED = 0.4  # weight on the token to copy, from which a head is one of induction, as in the lab of that name
+
+
+@dataclass
+class History:
+    """What was measured in one training run, a number a look: its steps, the losses in nats a token of the first
+    reading and of the repetition, and of each look the scores of all heads by layer, [L, H]."""
+
+    steps: list[int] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+    induction: list[list[list[float]]] = field(default_factory=list)
+    previous: list[list[list[float]]] = field(default_factory=list)
+
+    @property
+    def saved(self) -> list[float]:
+        """Nats a token that having read the sequence saves: the in-context learning score of Olsson et al."""
+        return [first - again for first, again in zip(self.first, self.again, strict=True)]
+
+    def of_best(self, scores: list[list[list[float]]], layer: int) -> list[float]:
+        """The score over training of the head of a layer that ends with the highest."""
+        head = int(np.argmax(scores[-1][layer]))
+        return [look[layer][head] for look in scores]
+
+
+class RolesOverTrainingLab(Lab):
+    """One and two layers of attention, whose heads and losses are measured while they train."""
+
+    name = "roles-over-training"
+    falsified_by = (
+        "The claim is false if the quarter of the training in which the induction score of the second layer rises most"
+        " shares no step with the quarter in which what a repetition saves grows most. It is false too if it shares one"
+        " with the quarter in which the first reading improves most, if one layer, the control, gets such a head or"
+        " saves half as much, or if a model does not learn the table, so that it is simply not trained."
+    )
+
+    width: int = size(48, "model width D, a multiple of the heads", multiple="heads")
+    heads: int = size(4, "heads of each layer")
+    vocab: int = size(40, "tokens that there are, at least `longest`")
+    follow: int = size(16, "tokens that may follow each, less than `vocab`")
+    shortest: int = size(8, "tokens of the shortest walk, 8 or more", least=8)
+    longest: int = size(20, "tokens of the longest one")
+    steps: int = size(400, "training steps, a multiple of 40", multiple=LOOKS)
+    rows: int = size(32, "rows of a training step")
+    tested: int = size(32, "rows that are measured")
+
+    def __post_init__(self) -> None:
+        if not self.shortest <= self.longest <= self.vocab:
+            raise InputError("sizes shortest, longest and vocab: must not decrease in this order")
+        if self.follow >= self.vocab:
+            raise InputError(f"size follow: {self.follow} must be below the {self.vocab} tokens of vocab")
+
+    def run(self, setup: Setup) -> LabResult:
+        noise = np.random.default_rng(setup.seed)
+        follow = [noise.choice(self.vocab, self.follow, replace=False) for _ in range(self.vocab)]
+        table = np.stack(follow).astype(np.int32)
+        data = Pairs(tuple(self._walk(table, noise) for _ in range(self.steps * self.rows)))
+        tests = [self._walk(table, noise) for _ in range(self.tested)]
+        histories = {}
+        for layers in (1, 2):
+            setup.progress(f"training {counted(layers, 'layer')}: {self.steps} steps")
+            histories[layers] = self._trained(layers, data, tests, setup.seed)
+        remarks = (
+            "Two quarters of the training drawn at random would share steps in 7 of 16 runs. What a repetition saves is"
+            " the loss of the first reading less that of the repetition. Larger models have many such heads."
+        )
+        question = "When do heads get their roles, and what does the loss do then?"
+        return LabResult(question, self._conclusion(histories[1], histories[2]), self._sections(histories), remarks)
+
+    def _walk(self, table: Ids, noise: np.random.Generator) -> Example:
+        """A walk of distinct tokens twice over, trained at every token: each step is to a token that `table` lists,
+        unless all of these were visited."""
+        once = [int(noise.integers(self.vocab))]
+        for _ in range(int(noise.integers(self.shortest, self.longest + 1)) - 1):
+            allowed = np.setdiff1d(table[once[-1]], once)
+            once.append(int(noise.choice(allowed if len(allowed) else np.setdiff1d(np.arange(self.vocab), once))))
+        twice = np.tile(np.array(once, dtype=np.int32), 2)
+        return Example(twice[:-1], twice[1:], np.ones(len(twice) - 1, dtype=bool))
+
+    def _trained(self, layers: int, data: Pairs, tests: Sequence[Example], seed: int) -> History:
+        blocks = [block(self.width, self.heads, hidden=None)] * layers
+        module = with_positions(blocks, self.vocab, 2 * self.longest, seed)
+        history = History()
+        fit(
+            module, data, rows=self.rows, length=2 * self.longest, steps=self.steps, seed=seed,
+            optimizer=OptimizerSettings(lr=1e-2, weight_decay=0.0), schedule=Schedule(shape="constant", warmup=0.05),
+            after_step=partial(_look, history, module, tests, self.steps // LOOKS),
+        )  # fmt: skip
+        return history
+
+    def _conclusion(self, shallow: History, deep: History) -> Conclusion:
+        guess, table = math.log(self.vocab), math.log(self.follow)
+        learned = min((guess - one.first[LOOKS // 3]) / (guess - table) for one in (shallow, deep))
+        score, saved = deep.of_best(deep.induction, 1), fmean(deep.saved[-LAST:])
+        in_shallow = max(max(look[0]) for look in shallow.induction) / score[-1]
+        less = fmean(shallow.saved[-LAST:])
+        return (
+            Clause(
+                "Both models first learn the table of what may follow what, which needs no attention:"
+                f" {learned:.0%} of the way or more after a third of the training.",
+                (Check("learned of the table after a third of the training, the less of the two", learned, 0.5, 1.1),),
+                "The table was not learned first",
+            ),
+            *_together(deep, score, saved, max(shallow.previous[-1][0])),
+            Clause(
+                "Control: in one layer, trained alike, no head of induction appears at any step. It saves"
+                f" {less:.1f} nats, two layers {saved:.1f}: it can tell that a token was read before, and not what"
+                " followed.",
+                (
+                    Check("one layer: highest score at any step, over two layers' at the end", in_shallow, most=0.5),
+                    Check("one layer: what a repetition saves at the end, over two layers'", less / saved, most=0.5),
+                ),
+                "One layer did as two",
+            ),
+        )
+
+    def _sections(self, histories: dict[int, History]) -> tuple[Curve, Curve, TableSection]:
+        shallow, deep = histories[1], histories[2]
+        losses = {}
+        for layers, one in histories.items():
+            losses[f"{counted(layers, 'layer')}, first reading"] = one.first
+            losses[f"{counted(layers, 'layer')}, repetition"] = one.again
+        scores = {
+            "induction, layer 1 of two": deep.of_best(deep.induction, 1),
+            "previous token, layer 0 of two": deep.of_best(deep.previous, 0),
+            "induction, one layer": [max(look[0]) for look in shallow.induction],
+            "previous token, one layer": [max(look[0]) for look in shallow.previous],
+        }
+        guides = {"guess": math.log(self.vocab), "the table": math.log(self.follow)}
+        rows = [
+            [str(step), *(f"{line[i]:.2f}" for line in (*losses.values(), *scores.values()))]
+            for i, step in enumerate(deep.steps)
+            if i % 5 == 0
+        ]
+        return (
+            curve("Loss over training", "step", "nats per token", deep.steps, losses, guides),
+            curve("Scores of heads over training", "step", "weight", deep.steps, scores),
+            TableSection("Over training", ("step", *losses, *scores), rows),
+        )
+
+
+def _together(deep: History, score: Sequence[float], saved: float, before_in_shallow: float) -> Conclusion:
+    """What happens in two layers when the `score` of a head of the second rises; `saved` nats are what it comes to, and
+    `before_in_shallow` the highest weight on the token before that a head of one layer ends with."""
+    previous = deep.of_best(deep.previous, 0)
+    rise, fall = _steepest(score), _steepest(deep.saved)
+    of_table = _steepest([-nats for nats in deep.first])
+    at = deep.steps
+    return (
+        Clause(
+            "Then a head of the second layer begins to look for what followed a token before, and the loss of what is"
+            f" read again falls: from step {at[fall]} to {at[fall + WINDOW]} a repetition saves"
+            f" {deep.saved[fall + WINDOW] - deep.saved[fall]:.1f} nats more, and the score of this head rises most from"
+            f" step {at[rise]} to {at[rise + WINDOW]}. It ends at {score[-1]:.2f}.",
+            (
+                Check(
+                    "largest rise of the induction score after the largest fall of the loss, share of the training",
+                    (rise - fall) / LOOKS,
+                    -APART,
+                    APART,
+                ),
+                Check(
+                    "the same after the largest fall of the loss of the first reading, share of the training",
+                    (rise - of_table) / LOOKS,
+                    least=WINDOW / LOOKS,
+                ),
+                Check("induction score at the end", score[-1], least=APPEARED),
+                Check("nats that a repetition saves at the end", saved, least=1.0),
+            ),
+            "The loss and the head did not change together",
+        ),
+        Clause(
+            f"The head that it reads from, which gives the token before {previous[-1]:.2f} of its weight in the first"
+            " layer, appears no later; one layer alone gets none.",
+            (
+                Check(
+                    "largest rise of the previous-token score after that of induction, share of the training",
+                    (_steepest(previous) - rise) / LOOKS,
+                    most=APART,
+                ),
+                Check(
+                    "previous-token score in the first of two layers, over that of one layer",
+                    previous[-1] / before_in_shallow,
+                    least=2.0,
+                ),
+            ),
+            "No head of the first layer came to read the token before in time",
+        ),
+    )
+
+
+@torch.no_grad()
+def _look(history: History, module: nn.Transformer, tests: Sequence[Example], every: int, step: int) -> None:
+    """Measure once in `every` steps, and after the first, and add it to the history."""
+    if step != 1 and step % every:
+        return
+    trace = Model(module).trace([test.ids.tolist() for test in tests], read=["blocks.*.attn.pattern"])
+    first, again = [], []
+    for logits, test in zip(trace.logits, tests, strict=True):
+        nats = F.cross_entropy(logits.float(), torch.from_numpy(test.targets).long(), reduction="none")
+        once = (len(test.ids) + 1) // 2
+        first.append(nats[: once - 1])
+        again.append(nats[once:])
+    scores = [pattern_scores(trace[site]) for site in trace]
+    history.steps.append(step)
+    history.first.append(float(torch.cat(first).mean()))
+    history.again.append(float(torch.cat(again).mean()))
+    history.induction.append([copying for copying, _ in scores])
+    history.previous.append([back[1] for _, back in scores])
+
+
+def _steepest(values: Sequence[float]) -> int:
+    """The look from which the value rises most in the next `WINDOW` ones."""
+    return int(np.argmax(np.array(values[WINDOW:]) - np.array(values[:-WINDOW])))
