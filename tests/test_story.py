@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
@@ -21,6 +22,7 @@ import torch
 import triptych
 from browser import CHROMIUM, Browser
 from cli_models import Captured, refused, said
+from programs import program
 from triptych.cli import main
 from triptych.errors import FetchError, InputError
 from triptych.text import shakespeare
@@ -329,6 +331,16 @@ def test_recorded_losses_fall_at_every_seed() -> None:
             assert loss < recorded[number - 1].get(seed, math.inf), (number, seed)
 
 
+def test_the_page_of_the_story_has_the_recorded_figures() -> None:
+    """What tools/story.py writes; another loss is another page."""
+    tool = program("tools/story.py")
+    page, data = tool.PAGE.read_text("utf-8"), tomllib.loads(tool.RECORDED.read_text("utf-8"))
+    assert tool.written(data["loss"], data["layouts"]) == tool.RECORDED.read_text("utf-8")
+    assert tool.page_with_figures(page, data["loss"], data["layouts"]) == page
+    assert tool.page_with_figures(page, data["loss"] | {"5": {"1": 9.0}}, data["layouts"]) != page
+    assert tool.page_with_figures(page, data["loss"], {"1": [9.0] * 4}) != page
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -381,8 +393,8 @@ def test_programs_are_written_to_change_and_run(tmp_path: Path, capsys: Captured
 @pytest.mark.usefixtures("quick")
 def test_a_written_program_runs_by_itself(tmp_path: Path, capsys: Captured) -> None:
     said(["story", "4", "--out", str(tmp_path / "mine")], capsys)
-    program = [sys.executable, "-I", "step04.py", "train.txt", "held-out.txt", "0", "2"]
-    ran = subprocess.run(program, cwd=tmp_path / "mine", capture_output=True, text=True, check=False)
+    command_line = [sys.executable, "-I", "step04.py", "train.txt", "held-out.txt", "0", "2"]
+    ran = subprocess.run(command_line, cwd=tmp_path / "mine", capture_output=True, text=True, check=False)
     assert "step 2 of 2: loss" in ran.stdout, ran.stderr
     assert "held-out loss: " in ran.stdout
 
@@ -416,11 +428,11 @@ def test_what_cannot_be_run(
 
 
 def test_an_interruption_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    program = tmp_path / "step.py"
-    program.write_text(
+    file = tmp_path / "step.py"
+    file.write_text(
         '"""Stopped: by Ctrl-C."""\nimport torch\n\ntorch.set_grad_enabled(False)\nraise KeyboardInterrupt\n'
     )
-    monkeypatch.setattr(story, "file_of", lambda number: program)
+    monkeypatch.setattr(story, "file_of", lambda number: file)
     monkeypatch.setattr(command, "_texts", lambda data: (TEXT, HELD_OUT))
     argv = list(sys.argv)
     assert main(["story", "2", "--report", str(tmp_path / "page.html")]) == 130
