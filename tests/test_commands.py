@@ -46,7 +46,6 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych story all": "tests/test_story.py runs each program",
     "triptych story 8 --out story": "tests/test_story.py runs it with less training",
     "triptych generate story/model": "needs the model above it",
-    "python step05.py": "tests/test_story.py runs such a program",
     "triptych tag ner/": "needs a tagger with its tokenizer; tests/test_tasks.py runs such commands",
     "triptych answer squad2/": "needs a model of answers; tests/test_tasks.py runs such commands",
     "triptych summarize bart-cnn/": "needs a BART; tests/test_tasks.py runs such commands",
