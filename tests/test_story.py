@@ -322,6 +322,27 @@ def test_losses_fall_from_step_to_step(plays: tuple[str, str]) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.long
+@pytest.mark.heavy
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.weights
+def test_step_eight_ends_where_the_recipe_of_the_quickstart_does(plays: tuple[str, str]) -> None:
+    """Within 0.02 nats after as many steps, at a seed that is not recorded."""
+    loss = story.run(story.DECODER, *plays, seed=77).loss
+    assert loss is not None
+    assert abs(loss - program("tools/story.py").loss_of_recipe(77)) < 0.02
+
+
+def test_the_recipe_of_the_quickstart_has_the_sizes_of_step_eight() -> None:
+    recipe = tomllib.loads((Path(triptych.__file__).parent / "train" / "recipes" / "decoder.toml").read_text("utf-8"))
+    model, run = recipe["model"], recipe["run"]
+    names = {"T": run["length"], "ROWS": run["rows"], "D": model["hidden_size"], "HEADS": model["num_attention_heads"]}
+    expected = [*names.values(), model["num_hidden_layers"]]
+    sizes = "V, T, ROWS, D, HEADS, LAYERS = len(letters), " + ", ".join(map(str, expected))
+    assert sizes in story.step(story.DECODER).source
+    assert f"(D, {model['intermediate_size']})" in story.step(story.DECODER).source
+
+
 def test_recorded_losses_fall_at_every_seed() -> None:
     """Of each seed at which two steps that follow each other are recorded."""
     recorded = story.recorded()
@@ -335,10 +356,11 @@ def test_the_page_of_the_story_has_the_recorded_figures() -> None:
     """What tools/story.py writes; another loss is another page."""
     tool = program("tools/story.py")
     page, data = tool.PAGE.read_text("utf-8"), tomllib.loads(tool.RECORDED.read_text("utf-8"))
-    assert tool.written(data["loss"], data["layouts"]) == tool.RECORDED.read_text("utf-8")
-    assert tool.page_with_figures(page, data["loss"], data["layouts"]) == page
-    assert tool.page_with_figures(page, data["loss"] | {"5": {"1": 9.0}}, data["layouts"]) != page
-    assert tool.page_with_figures(page, data["loss"], {"1": [9.0] * 4}) != page
+    assert tool.written(data) == tool.RECORDED.read_text("utf-8")
+    assert tool.page_with_figures(page, data) == page
+    seeds = dict.fromkeys(data["recipe"], 9.0)
+    for changed in ({"loss": data["loss"] | {"5": {"1": 9.0}}}, {"layouts": {"1": [9.0] * 4}}, {"recipe": seeds}):
+        assert tool.page_with_figures(page, data | changed) != page
 
 
 # ---------------------------------------------------------------- the command
