@@ -216,7 +216,7 @@ def test_with_a_cache_the_same_letters_take_fewer_flops(short: Callable[[int], s
     texts, flops = cached_and_not(list(short(9).lines))
     assert texts[0] == texts[1]
     assert 64 <= flops[0] / flops[1] <= 85
-    small = [("std=0.02", "std=0.2"), ("len(letters), 128,", "len(letters), 40,")]
+    small = [("std=0.02", "std=0.2"), ("len(letters), 128,", "len(letters), 16,")]
     places = (" + (0 if self.cache is None else self.cache.shape[3])", "")
     for pairs, same in ((small, True), ([*small, places], False)):
         texts = cached_and_not(executed(replaced(9, *pairs), tmp_path)[1].splitlines())[0]

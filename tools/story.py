@@ -2,8 +2,8 @@
 docs/learn/story.md.
 
 `python tools/story.py 2-4 1-10` runs steps 2 to 4 at seeds 1 to 10, one after another; `recipe` in the place of the
-steps trains the quickstart's recipe as long as step 8.  What is recorded stays, and so an interrupted call goes on where
-it was.  After a change of a program, delete its losses first.
+steps trains the quickstart's recipe as long as step 8.  What is recorded stays, and so an interrupted call goes on
+where it was.  After a change of a program, delete its losses first.
 """
 
 import re
@@ -87,9 +87,10 @@ def page_with_figures(page: str, data: Mapping[str, Any]) -> str:
     )
     step_8 = data["loss"][str(story.DECODER)]
     apart = max(abs(loss - step_8[seed]) for seed, loss in data[RECIPE].items())
+    ends = f"{spread([*data[RECIPE].values()])}, at most {apart:.3f} from step 8 at the same seed"
     recipe = (
-        "Trained by the quickstart's recipe with as many steps and rows, such a decoder ends at "
-        f"{spread([*data[RECIPE].values()])}, at most {apart:.3f} from step 8 at the same seed. Seeds: {len(data[RECIPE])}."
+        f"Trained by the quickstart's recipe with as many steps and rows, such a decoder ends at {ends}. "
+        f"Seeds: {len(data[RECIPE])}."
     )
     for name, text in {"losses": "\n".join(rows), "layouts": layouts, RECIPE: recipe}.items():
         block = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
