@@ -51,6 +51,7 @@ TESTS: dict[str, str] = {
     "test_packed_inside.py": "",
     "test_parity.py": "ragged",
     "test_attention.py": "agrees or nothing_to_see",
+    "test_story.py": "cache or step_eight or positions",
 }
 
 

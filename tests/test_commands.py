@@ -43,6 +43,9 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "python3 -m venv": "installs from the network",
     ".venv/bin/python": "installs from the network, or runs these tests",
     "triptych lab all": "each lab is run by itself",
+    "triptych story all": "tests/test_story.py runs each program",
+    "triptych story 8 --out story": "tests/test_story.py runs it with less training",
+    "triptych generate story/model": "needs the model above it",
     "triptych tag ner/": "needs a tagger with its tokenizer; tests/test_tasks.py runs such commands",
     "triptych answer squad2/": "needs a model of answers; tests/test_tasks.py runs such commands",
     "triptych summarize bart-cnn/": "needs a BART; tests/test_tasks.py runs such commands",
@@ -76,6 +79,7 @@ HEAVY = (
     "triptych quickstart",
     "triptych train ",
     "triptych bench ",
+    "triptych story 2",  # the text needs the network once
 )  # but for the LIGHT labs; most need the network once
 LIGHT = ("scaling", "permutation", "soft-vs-hard", "gradients", "paged-cache", "speculation", "linear-state")
 SHORTER = {  # a run as printed takes minutes

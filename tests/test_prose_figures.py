@@ -33,8 +33,8 @@ Entry = dict[str, Any]
 
 
 def prose(text: str) -> str:
-    """A page without code blocks and the targets of its links, its blanks made one."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    """A page without code blocks, the targets of its links, and what a tool writes, its blanks made one."""
+    text = re.sub(r"^```.*?^```|^<!-- generated.*?^<!-- end", "", text, flags=re.MULTILINE | re.DOTALL)
     return " ".join(re.sub(r"\]\([^)]*\)", "]", text).split())
 
 

@@ -1,1 +1,1 @@
-"""The commands `triptych lab` and `triptych exercise`."""
+"""The commands `triptych lab`, `triptych exercise` and `triptych story`."""

@@ -149,7 +149,7 @@ def _losses(runs: Sequence[StepRun], *, ours: bool) -> tuple[Sequence[str], list
     for number in range(1, max(of_step) + 1):
         now = _loss(of_step[number]) if number in of_step else "–"
         other = recorded().get(number, {}).values()
-        spread = f"{min(other):.3f}–{max(other):.3f} ({len(other)})" if other else "–"
+        spread = f"{min(other):.3f}–{max(other):.3f}" if other else "–"
         rows.append([str(number), step(number).title, now, spread])
     return LOSSES, rows
 

@@ -1,4 +1,4 @@
-"""Several heads: each has weights of its own."""
+"""Heads: four of them, each with weights of its own."""
 
 import sys
 from pathlib import Path

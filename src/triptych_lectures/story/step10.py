@@ -1,4 +1,4 @@
-"""Three layouts: an encoder without a mask fills gaps, and a decoder reads it as a second input."""
+"""Layouts: an encoder without a mask fills gaps, and a decoder reads it as a second input."""
 
 import sys
 from pathlib import Path
