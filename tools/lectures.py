@@ -97,7 +97,13 @@ def chosen(data: Plain, results: Plain, labs: list[str] | None, *, again: bool) 
 
 
 def record(
-    names: dict[str, list[str]], results: Plain, *, quick: bool = False, model: str | None = None, processes: int = 1
+    names: dict[str, list[str]],
+    results: Plain,
+    *,
+    quick: bool = False,
+    seeds: int | None = None,
+    model: str | None = None,
+    processes: int = 1,
 ) -> None:
     """Run them, `processes` labs at a time, save each result as soon as there is one, and draw the plots that the
     documentation shows."""
@@ -105,7 +111,7 @@ def record(
     from triptych.explain import worked
 
     threads = max(1, machine.threads() // processes)
-    task = partial(recorded_lab, threads=threads, quick=quick, model=model)
+    task = partial(recorded_lab, threads=threads, quick=quick, seeds=seeds, model=model)
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterator[tuple[str, Plain]]] = map
         if processes > 1:
@@ -125,13 +131,15 @@ def longest_first(labs: list[str], results: Plain) -> list[str]:
     return sorted(labs, key=lambda name: -results["labs"].get(name, {}).get("seconds", 0.0))
 
 
-def recorded_lab(name: str, *, threads: int, quick: bool, model: str | None) -> tuple[str, Plain]:
+def recorded_lab(
+    name: str, *, threads: int, quick: bool, seeds: int | None = None, model: str | None = None
+) -> tuple[str, Plain]:
     """Run a lab, print its verdict and draw its plot; -> its name, and what is recorded."""
     import pictures
     import torch
 
     torch.set_num_threads(threads)
-    result, recorded = run_lab(name, quick=quick, model=model)
+    result, recorded = run_lab(name, seeds, quick=quick, model=model)
     print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
     pictures.of_lab(name, result)
     return name, recorded
@@ -204,6 +212,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--stale", action="store_true", help="list the stale results, and run and write nothing")
     parser.add_argument("--quick", action="store_true", help="record one seed at the sizes of `triptych lab NAME`")
+    parser.add_argument("--seeds", type=int, metavar="N", help="record so many seeds, not those of the lab")
     parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
     parser.add_argument("--model", metavar="DIR", help="judge this model; with --labs and one lab")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="run N labs at a time")
@@ -219,7 +228,9 @@ def main() -> None:
         return
     if not options.page:
         names = chosen(data, results, options.labs, again=options.again)
-        record(names, results, quick=options.quick, model=options.model, processes=options.processes)
+        record(
+            names, results, quick=options.quick, seeds=options.seeds, model=options.model, processes=options.processes
+        )
     results = read_results()  # in the order of the file
     (DOCS / "lectures").mkdir(exist_ok=True)
     for page, text in pages(data, marked(results, stale(data, results))).items():
