@@ -44,7 +44,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     ".venv/bin/python": "installs from the network, or runs these tests",
     "triptych lab all": "each lab is run by itself",
     "triptych story all": "tests/test_story.py runs each program",
-    "triptych story 8 --out story": "tests/test_story.py runs it with less training",
+    "triptych story 8 --out story": "tests/test_story_command.py runs it with less training",
     "triptych generate story/model": "needs the model above it",
     "triptych tag ner/": "needs a tagger with its tokenizer; tests/test_tasks.py runs such commands",
     "triptych answer squad2/": "needs a model of answers; tests/test_tasks.py runs such commands",
