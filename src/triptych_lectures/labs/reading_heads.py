@@ -300,7 +300,7 @@ class CosineScoresLab(ReadingLab):
                 "From weights as drawn one of them did not learn",
             ),
             Clause(
-                f"From queries and keys whose {larger}, {heads[DOT, LARGER].right:.0%} are right with dot products"
+                f"From {larger} of queries and keys, {heads[DOT, LARGER].right:.0%} are right with dot products"
                 " after"
                 f" {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
                 (
