@@ -301,8 +301,7 @@ class CosineScoresLab(ReadingLab):
             ),
             Clause(
                 f"From {larger} of queries and keys, {heads[DOT, LARGER].right:.0%} are right with dot products"
-                " after"
-                f" {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
+                f" after {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
                 (
                     Check(f"dot product: answers right less with {larger}", less, least=0.25),
                     Check(f"cosine: answers right with {larger}", heads[COSINE, LARGER].right, least=0.75),
