@@ -63,14 +63,15 @@ class DepthLab(Lab):
                 "The gradient arrived without the residual stream",
             ),
             Clause(
-                "A norm before each sublayer keeps the size of the gradient without the addition too:"
-                f" {arriving['no residual, with norms']:.2g} of the last arrives. So size alone is not what it is for.",
+                "With a norm before each sublayer the gradient does not vanish without the addition either:"
+                f" {arriving['no residual, with norms']:.2g} of the last arrives at the first. So its size alone is not"
+                " what the stream is for.",
                 (
                     Check(
                         f"no residual, with norms, {over}", arriving["no residual, with norms"], 1 / deep, float(deep)
                     ),
                 ),
-                "Norms alone changed the size of the gradient",
+                "Norms alone did not keep the size of the gradient",
             ),
             Clause(
                 "What the placement of the norm changes is the top: under pre-norm the gradient of the last block's"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import nn as torch_nn
 
 from triptych import nn, ops
-from triptych.page import TableSection
+from triptych.page import Curve, TableSection
 from triptych.spec import BlockSpec, ModelSpec, RMSNormSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
@@ -170,8 +170,9 @@ class DropoutPlacesLab(Lab):
         if place == OUTPUTS:
             layer = replace(own, dropout=rate)
         if place == STREAM:
-            norms = {"attn_norm": own.attn_norm, "mlp_norm": own.mlp_norm}
-            layer = StreamDropout(attn=own.attn, mlp=own.mlp, **norms, dropout=rate)
+            layer = StreamDropout(
+                attn=own.attn, mlp=own.mlp, attn_norm=own.attn_norm, mlp_norm=own.mlp_norm, dropout=rate
+            )
         positions, last = SinusoidalSpec(width=self.width), RMSNormSpec(width=self.width)
         model = decoder(self.symbols, [layer] * depth, embedded=positions, final_norm=last, scale=self.width**0.5)
         stack = model.decoder
@@ -196,7 +197,7 @@ class DropoutPlacesLab(Lab):
         one, other = (self.stack(place, self.depths[0], seed).eval() for place in (NONE, STREAM))
         return float((logits(one, rows) - logits(other, rows)).abs().max())
 
-    def _sections(self, stacks: Stacks) -> tuple[TableSection, ...]:
+    def _sections(self, stacks: Stacks) -> tuple[TableSection, Curve]:
         columns = [
             f"{what}, {depth} layers"
             for what in ("right", "nats in training", "cosine before")

@@ -139,9 +139,8 @@ class EmbeddingScaleLab(Lab):
         blocks = [block(width, HEADS, 2 * width)] * self.layers
         scale = width**0.5 if scaled else None
         module = nn.new(decoder(symbols, blocks, embedded=positions, final_norm=last, scale=scale), seed)
-        assert module.decoder is not None
         noise, deviation = torch.Generator().manual_seed(seed), {SMALL: 0.02, UNIT: width**-0.5, LARGE: 1.0}[name]
-        tokens = module.decoder.embed.tokens.weight
+        tokens = module.get_parameter("decoder.embed.tokens.weight")
         tokens.data = deviation * torch.randn(tokens.shape, generator=noise)
         return module
 

@@ -31,12 +31,12 @@ class InContextLab(Lab):
         " answers in the row are random, what is measured would not be the use of the examples."
     )
 
-    symbols: int = size(8, "different inputs, and as many different answers, two or more", least=2)
+    symbols: int = size(5, "different inputs, and as many different answers, two or more", least=2)
     examples: int = size(16, "examples of a row, two or more", least=2)
     pools: Ints = size((1,), "how many functions the other models are trained on; the first is 1", full=(1, 16, 256))
     width: int = size(48, "width of the residual stream, a multiple of the heads", multiple="heads")
     heads: int = size(3, "heads of each of the two layers")
-    steps: int = size(500, "training steps", full=800)
+    steps: int = size(600, "training steps", full=800)
     rows: int = size(32, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(300, "rows of each test", full=1000)

@@ -300,9 +300,8 @@ class CosineScoresLab(ReadingLab):
                 "From weights as drawn one of them did not learn",
             ),
             Clause(
-                f"From queries and keys whose {larger}, {heads[DOT, LARGER].right:.0%} are right with dot products"
-                " after"
-                f" {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
+                f"From {larger} of queries and keys, {heads[DOT, LARGER].right:.0%} are right with dot products"
+                f" after {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
                 (
                     Check(f"dot product: answers right less with {larger}", less, least=0.25),
                     Check(f"cosine: answers right with {larger}", heads[COSINE, LARGER].right, least=0.75),
