@@ -7,6 +7,7 @@ the reverse order, and in random ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -91,6 +92,7 @@ class RedundancyLab(Lab):
         at_random = sorted(map(out.spared, random))
         rises = sorted(map(out.mean_rise, random))
         best, worst, without = out.mean_rise(BY_SCORE), out.mean_rise(REVERSE), out.risen(BY_SCORE, total)
+        control = fmean(rises) or math.nan
         return (
             Clause(
                 f"Many heads are redundant: with the least important first, {spared} of {total} can go before the loss"
@@ -112,8 +114,8 @@ class RedundancyLab(Lab):
                 f" in the reverse order. Control: in {len(random)} random orders, in which {at_random[0]} to"
                 f" {at_random[-1]} can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
                 (
-                    Check("mean rise of the loss, by score over random", best / fmean(rises), most=0.75),
-                    Check("mean rise of the loss, in the reverse order over random", worst / fmean(rises), least=1.33),
+                    Check("mean rise of the loss, by score over random", best / control, most=0.75),
+                    Check("mean rise of the loss, in the reverse order over random", worst / control, least=1.33),
                 ),
                 "A random order does about as well as the score, or as badly as its reverse",
             ),

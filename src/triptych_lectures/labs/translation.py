@@ -201,8 +201,8 @@ class RecurrenceLab(TranslationSizes):
         " nothing either way."
     )
 
-    steps: int = size(240, "training steps of each model", full=800)
-    rows: int = size(32, "sentences of a training step", full=64)
+    steps: int = size(320, "training steps of each model", full=800)
+    rows: int = size(24, "sentences of a training step", full=64)
     layers: int = size(1, "blocks of the transformer's encoder, and of its decoder")
     clauses: int = size(2, "most clauses of a sentence", most=16, full=4)
 
