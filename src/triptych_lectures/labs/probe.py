@@ -83,7 +83,7 @@ class ProbeLab(Lab):
         by_random = Reads(*(float(np.mean(line)) for line in zip(*random, strict=True)))
         conclusion = (
             Clause(
-                f"At the last token, after layer {layers[-1]}, a probe reads the number of the subject: {read.new:.0%} are"
+                f"At the last token, after layer {layers[-1]}, a probe reads the subject's number: {read.new:.0%} are"
                 f" right, with words and contexts that it was not fitted to; {trained[0].new:.0%} from the embedding,"
                 " which is that of another word.",
                 (
@@ -158,7 +158,8 @@ class ProbeLab(Lab):
         """Those that probes are fitted to, then tests with the same subjects, then tests with other ones.  Tests have
         other contexts.  Every form of a subject is equally frequent, and the number of the other noun is random."""
         known, new = zip(
-            *(split(noise.permutation(of.split("|"))) for of in (self.nouns, self.others, self.places)), strict=True
+            *(split(noise.permutation(of.split("|")).tolist()) for of in (self.nouns, self.others, self.places)),
+            strict=True,
         )
         tests = (known[0], *new[1:]), new
         return drawn(*known, self.fitted, noise) + [one for of in tests for one in drawn(*of, self.tested, noise)]
