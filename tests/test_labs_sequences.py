@@ -13,6 +13,7 @@ from triptych.attention import FlatKeys
 from triptych.model import Model
 from triptych.nn import new
 from triptych.nn.positions import Learned
+from triptych.probe import Where
 from triptych.spec import full
 from triptych_lectures import labs
 from triptych_lectures.labs import convolution, gates, probe
@@ -185,12 +186,12 @@ def test_subjects_and_contexts_of_the_tests_are_held_out() -> None:
 
 
 def test_without_its_direction_both_numbers_have_one_mean() -> None:
-    states, labels = torch.randn(40, 12), np.arange(40) % 2
+    states, labels, where = torch.randn(40, 12), np.arange(40) % 2, Where("blocks.0.resid_post", 0, (3,))
     states[1::2] += 3 * torch.randn(12)
     removed = probe.direction(states, labels, 0)
-    after = removed(states, None)  # type: ignore[arg-type]
+    after = removed(states, where)
     assert torch.allclose(after[::2].mean(0), after[1::2].mean(0), atol=1e-5)
-    other = probe.direction(states, None, 0)(states, None)  # type: ignore[arg-type]
+    other = probe.direction(states, None, 0)(states, where)
     assert not torch.allclose(other[::2].mean(0), other[1::2].mean(0), atol=0.1)
 
 
