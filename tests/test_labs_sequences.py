@@ -52,7 +52,7 @@ def test_gates_fails_when_the_gated_networks_have_no_gates(monkeypatch: pytest.M
 
 @pytest.mark.heavy
 def test_gates_passes_and_fails_when_attention_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup(seed=11, sizes={"lags": (4, 8, 16, 32, 64)})
+    setup = Setup(seed=11)
     passes(labs.run("gates", setup))
     monkeypatch.setattr(gates, "attend", lambda q, k, v: 0 * q)
     monkeypatch.setattr(GatesLab, "_gradients", lambda self, reader, seed: [0.5**back for back in self.back])

@@ -44,14 +44,12 @@ class ConvolutionLab(Lab):
     layers: int = size(4, "layers of the trained stacks, two or more", least=2)
     symbols: int = size(4, "distinct symbols", least=2)
     width: int = size(64, "width of embeddings and states")
-    length: int = size(32, "symbols of a row", full=64)
-    steps: int = size(200, "training steps", full=600)
+    length: int = size(32, "symbols of a row")
+    steps: int = size(200, "training steps")
     rows: int = size(32, "rows of a training step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(256, "new rows that are tested")
-    apart: Ints = size(
-        (4, 8, 16, 32, 64), "distances that are to be connected", full=(4, 8, 16, 32, 64, 128), values=2, ascending=True
-    )
+    apart: Ints = size((4, 8, 16, 32, 64), "distances that are to be connected", values=2, ascending=True)
     tokens: Ints = size((32, 128), "tokens of the rows on which costs are counted", values=2, ascending=True)
 
     def __post_init__(self) -> None:

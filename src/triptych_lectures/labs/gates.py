@@ -45,11 +45,10 @@ class GatesLab(Lab):
     lags: Ints = size(
         (4, 8, 16, 32, 64, 128),
         "steps from the first token to the last, tried in this order until one is not learned",
-        full=(4, 8, 16, 32, 64, 128, 256, 512),
         values=2,
         ascending=True,
     )
-    steps: int = size(400, "training steps at most, for each lag", full=1000)
+    steps: int = size(400, "training steps at most, for each lag")
     rows: int = size(32, "rows of a training step")
     rate: float = size(5e-3, "learning rate of AdamW")
     tested: int = size(200, "new rows that are tested")
