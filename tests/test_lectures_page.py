@@ -37,7 +37,7 @@ IDS = {
         "not-explanation", "economy", "other-modalities", "backward",
         "norm-placement", "residual-scaling", "dropout-places", "embedding-scale",
         "trained-scale", "trained-heads", "activations", "padding",
-        "in-context", "exposure-bias", "trained-scores", "cosine-scores",
+        "in-context", "exposure-bias", "trained-scores", "cosine-scores", "convolution", "probing",
     ],
     "example": [str(number) for number in test_lectures.EXAMPLES],
     "correction": [

@@ -137,10 +137,10 @@ def longest_chain(out: Tensor) -> int:
     They are counted in autograd's graph; a fused kernel of attention is two, the scores and the sum of the values.
     """
     longest: dict[Any, int] = {}
-    stack = [out.grad_fn]
+    stack: list[Any] = [out.grad_fn]
     while stack:
         node = stack[-1]
-        before = [own for own, _ in node.next_functions if own is not None] if node is not None else []
+        before = [own for own, _ in node.next_functions if own is not None]
         waiting = [own for own in before if own not in longest]
         if waiting:
             stack += waiting

@@ -45,11 +45,10 @@ class GatesLab(Lab):
     lags: Ints = size(
         (4, 8, 16, 32, 64, 128),
         "steps from the first token to the last, tried in this order until one is not learned",
-        full=(4, 8, 16, 32, 64, 128, 256, 512),
         values=2,
         ascending=True,
     )
-    steps: int = size(400, "training steps at most, for each lag", full=1000)
+    steps: int = size(400, "training steps at most, for each lag")
     rows: int = size(32, "rows of a training step")
     rate: float = size(5e-3, "learning rate of AdamW")
     tested: int = size(200, "new rows that are tested")
@@ -150,9 +149,9 @@ class Reader(nn.Module):
             self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         elif name in LSTMS:
             self.cell = nn.LSTM(width, width, batch_first=True)
-            with torch.no_grad():  # the gates stand in the order input, forget, cell, output, each with two biases
-                self.cell.bias_ih_l0[width : 2 * width] = BIASES[LSTMS.index(name)]
-                self.cell.bias_hh_l0[width : 2 * width] = 0.0
+            # the gates stand in the order input, forget, cell, output, and each has two biases
+            for bias, value in (("bias_ih_l0", BIASES[LSTMS.index(name)]), ("bias_hh_l0", 0.0)):
+                nn.init.constant_(self.cell.get_parameter(bias)[width : 2 * width], value)
         else:
             self.cell = (nn.GRU if name == GRU else nn.RNN)(width, width, batch_first=True)
 

@@ -108,12 +108,12 @@ class OrderLab(Lab):
 
     most: int = size(3, "tokens of each kind at most, two or more", least=2)
     others: int = size(2, "further kinds of tokens")
-    length: int = size(10, "tokens of a row beside the first and the last, more than twice `most`", full=24)
+    length: int = size(10, "tokens of a row beside the first and the last, more than twice `most`")
     width: int = size(32, "model width D", multiple=4)
     depths: Ints = size((1, 2, 3, 4), "layers of the decoders without positions, from 1 on", values=2, ascending=True)
-    steps: int = size(150, "training steps", full=600)
+    steps: int = size(150, "training steps")
     rows: int = size(64, "rows of a training step")
-    rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0", full=5e-3)
+    rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(2000, "rows that are tested")
     read: int = size(400, "rows on which the place is read, and as many that fit it", least=50)
 

@@ -6,6 +6,7 @@ of the kind of Linzen et al. 2016.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,9 +49,9 @@ class ProbeLab(Lab):
     nouns: str = size(NOUNS, "subjects, nouns whose plural ends in s, separated by |; a third is held out")
     others: str = size(OTHERS, "nouns that stand between subject and verb; a third is held out")
     places: str = size(PLACES, "prepositions before them; a third is held out")
-    fitted: int = size(160, "sentences that probes are fitted to", full=480)
-    tested: int = size(80, "sentences of each test", full=240)
-    controls: int = size(5, "control tasks, whose mean is taken", full=20)
+    fitted: int = size(160, "sentences that probes are fitted to")
+    tested: int = size(80, "sentences of each test")
+    controls: int = size(5, "control tasks, whose mean is taken")
 
     def __post_init__(self) -> None:
         for name in ("nouns", "others", "places"):
@@ -72,6 +73,7 @@ class ProbeLab(Lab):
         random = [self._read(other[layer], labels) for layer in layers][1:]
         read, half, middle = trained[-1], len(states) // 2, len(layers) * 2 // 3
         place, there = layers[middle], trained[middle]
+        chance = 0.5 + 1.5 / math.sqrt(self.tested)  # and three standard errors
         setup.progress("removing what the probe reads")
         verb = Verb(model, rows[-self.tested :], labels[-self.tested :, 0])
         known, fitted = states[:, : self.fitted], labels[: self.fitted]
@@ -83,7 +85,7 @@ class ProbeLab(Lab):
         by_random = Reads(*(float(np.mean(line)) for line in zip(*random, strict=True)))
         conclusion = (
             Clause(
-                f"At the last token, after layer {layers[-1]}, a probe reads the number of the subject: {read.new:.0%} are"
+                f"At the last token, after layer {layers[-1]}, a probe reads the subject's number: {read.new:.0%} are"
                 f" right, with words and contexts that it was not fitted to; {trained[0].new:.0%} from the embedding,"
                 " which is that of another word.",
                 (
@@ -123,7 +125,7 @@ class ProbeLab(Lab):
                 f" without its direction at this layer alone {alone:.0%} of the preference are left, since later layers"
                 " read the number again.",
                 (
-                    Check(f"number of the subject, known words: right after layer {place}", there.seen, least=0.7),
+                    Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
                     Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
                 ),
                 "Removing it at one layer was not made up for",
@@ -158,7 +160,8 @@ class ProbeLab(Lab):
         """Those that probes are fitted to, then tests with the same subjects, then tests with other ones.  Tests have
         other contexts.  Every form of a subject is equally frequent, and the number of the other noun is random."""
         known, new = zip(
-            *(split(noise.permutation(of.split("|"))) for of in (self.nouns, self.others, self.places)), strict=True
+            *(split(noise.permutation(of.split("|")).tolist()) for of in (self.nouns, self.others, self.places)),
+            strict=True,
         )
         tests = (known[0], *new[1:]), new
         return drawn(*known, self.fitted, noise) + [one for of in tests for one in drawn(*of, self.tested, noise)]

@@ -152,7 +152,7 @@ def descend(
             group["lr"] = optimizer.lr * schedule.factor((step + 1) / steps)
         nats = loss(step)
         adamw.zero_grad()
-        nats.backward()  # type: ignore[no-untyped-call]
+        nats.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), optimizer.clip)
         adamw.step()
         yield float(nats.detach())
