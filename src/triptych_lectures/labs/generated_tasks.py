@@ -232,10 +232,13 @@ def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, s
     optimizer = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=0.0)
     schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
     length = max(len(row.ids) for row in held_out_rows(task, 8, seed))
-    how = {"rows": budget.rows, "length": length, "steps": budget.steps, "seed": seed}
     guess = math.log(task.classes)
     try:
-        return TrainedRun(fit(module, GeneratedRows(task), **how, optimizer=optimizer, schedule=schedule), guess)
+        losses = fit(
+            module, GeneratedRows(task), rows=budget.rows, length=length, steps=budget.steps, seed=seed,
+            optimizer=optimizer, schedule=schedule,
+        )  # fmt: skip
+        return TrainedRun(losses, guess)
     except DivergedError:
         return TrainedRun([], guess, diverged=True)
 

@@ -110,12 +110,7 @@ class InductionLab(Lab):
         return LabResult("How does a model copy what it has read once?", conclusion, sections, remarks)
 
     def _repeated(self, noise: np.random.Generator) -> Example:
-        """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
-
-        Its length varies, so that no fixed distance leads back to the first occurrence."""
-        length = int(noise.integers(self.shortest, self.longest + 1))
-        twice = np.tile(noise.choice(self.vocab, length, replace=False).astype(np.int32), 2)
-        return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > length)
+        return repeated(noise, self.vocab, self.shortest, self.longest)
 
     def _train(self, layers: int, data: Pairs, seed: int) -> tuple[Model, Points]:
         module = attention_layers(layers, self.vocab, self.width, self.heads, seed)
@@ -124,6 +119,15 @@ class InductionLab(Lab):
             module, data, rows=self.rows, length=2 * self.longest, steps=self.steps, seed=seed, optimizer=settings
         )
         return Model(module), losses
+
+
+def repeated(noise: np.random.Generator, vocab: int, shortest: int, longest: int) -> Example:
+    """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
+
+    Its length varies, so that no fixed distance leads back to the first occurrence."""
+    length = int(noise.integers(shortest, longest + 1))
+    twice = np.tile(noise.choice(vocab, length, replace=False).astype(np.int32), 2)
+    return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > length)
 
 
 class Head(NamedTuple):

@@ -94,7 +94,8 @@ class QuestionsLab(Lab):
     def _answered(self, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int) -> Answered:
         """The answers of a new encoder to the questions of `held`."""
         length = 3 * (self.words + 4) * (self.speeches + 1)
-        done = trained(*([one.record for one in side] for side in (train, held)), "spans", vars(self), seed, length)
+        known, new = ([one.record for one in side] for side in (train, held))
+        done = trained(known, new, "spans", vars(self), seed, length)
         spans = groupby(done.rows, key=lambda row: row[0].number)
         found = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
         return Answered([found[i].strip(" .,;:") for i in range(len(held))], done.losses)

@@ -86,7 +86,7 @@ class RolesOverTrainingLab(Lab):
     def run(self, setup: Setup) -> LabResult:
         noise = np.random.default_rng(setup.seed)
         follow = [noise.choice(self.vocab, self.follow, replace=False) for _ in range(self.vocab)]
-        table = np.stack(follow).astype(np.int32)
+        table: Ids = np.stack(follow).astype(np.int32)
         data = Pairs(tuple(self._walk(table, noise) for _ in range(self.steps * self.rows)))
         tests = [self._walk(table, noise) for _ in range(self.tested)]
         histories = {}

@@ -1,0 +1,195 @@
+"""The labs that read plays: their questions and labels, what stands beside the encoder, and what makes them FAIL."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from lab_results import failed
+from triptych.errors import FetchError
+from triptych.text.align import words
+from triptych_lectures import labs
+from triptych_lectures.data import play_names, play_questions, play_scenes
+from triptych_lectures.data.play_names import NamedWords
+from triptych_lectures.data.play_questions import ASKED, HIDDEN, Passages, PlayQuestion
+from triptych_lectures.data.play_scenes import Scene, Speech
+from triptych_lectures.labs import names, questions
+from triptych_lectures.labs.lab import Setup
+
+
+def speech(speaker: str, text: str) -> Speech:
+    return Speech(speaker, tuple(text.split()))
+
+
+SCENES = [
+    Scene("a_play", "London. A street.", tuple(speech(who, f"{who.lower()} speaks of rain") for who in "ABC")),
+    Scene("a_play", "York. Before the castle.", tuple(speech(who, f"{who.lower()} speaks of snow") for who in "DEF")),
+]
+
+
+def asked(question: str, parts: Sequence[str], answers: Sequence[str], part: int) -> PlayQuestion:
+    return play_questions._question("who", question, parts, answers, part, "a_play")
+
+
+FIRE = ("A. the fire burns", "B. the snow falls", "A. the wind")
+WHO = asked(f"{ASKED['who']} snow {HIDDEN} falls", FIRE, ("A", "B", "A"), 1)
+
+
+# ---------------------------------------------------------------- questions, without the texts
+
+
+def test_a_heading_stands_between_the_speeches_of_two_scenes() -> None:
+    made = play_questions.questions({"a_play": SCENES}, 20, np.random.default_rng(0), Passages(4, 8), ["where"])
+    assert {one.answer for one in made} == {"York"}
+    for one in made:
+        assert one.context[one.start :].startswith("York. Before the castle.")
+        before, after = one.context.split("York.")
+        assert "snow" not in before
+        assert "rain" not in after
+
+
+def test_the_search_takes_the_part_with_most_words_of_the_question() -> None:
+    assert play_questions.by_words([WHO]) == ["B"]
+    assert play_questions.commonest([WHO]) == ["A"]
+
+
+def test_an_exchanged_answer_stands_where_it_says() -> None:
+    other = play_questions.answered_by(WHO, 2)
+    assert (other.answer, other.context[other.start :]) == ("A", "A. the wind")
+
+
+# ---------------------------------------------------------------- questions, of the plays
+
+
+@pytest.fixture(scope="module")
+def texts() -> None:
+    try:
+        play_scenes.plays()
+    except FetchError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.weights
+def test_questions_of_plays_are_as_they_say(texts: None) -> None:
+    train, held_out = play_scenes.split()
+    assert set(held_out) == set(play_scenes.HELD_OUT)
+    assert not set(train) & set(held_out)
+    sizes = Passages(4, 10)
+    made = play_questions.questions(held_out, 60, np.random.default_rng(3), sizes, ["who", "where"])
+    assert Counter(one.kind for one in made) == {"who": 30, "where": 30}
+    for one in made:
+        assert one.context[one.start : one.start + len(one.answer)] == one.answer
+        assert one.play in held_out
+        speakers = {part.partition(".")[0] for part in one.parts if part.partition(".")[0].isupper()}
+        assert len(speakers) >= play_questions.PERSONS
+        if one.kind == "who":
+            quoted = one.question.removeprefix(ASKED["who"]).split()
+            assert quoted.count(HIDDEN) == round(len(quoted) / 3)
+    assert any(set(words(one.question)) - set(words(one.context)) - {"who", "says"} for one in made)  # other spelling
+
+
+@pytest.mark.weights
+def test_labels_of_names_agree_with_those_set_by_hand(texts: None) -> None:
+    sheet = play_names.checked()
+    assert len(sheet) == 200
+    assert {one.play for one in sheet} <= set(play_scenes.HELD_OUT)
+    rows = {play: play_names.labelled(play, 32) for play in play_scenes.HELD_OUT}
+    assert all(rows[one.play][one.speech].words[one.at] == one.word for one in sheet)
+    assert sum(rows[one.play][one.speech].tags[one.at] == one.tag for one in sheet) >= 180
+
+
+@pytest.mark.weights
+def test_a_word_can_be_a_person_and_a_place(texts: None) -> None:
+    assert {"kent", "france", "york"} <= play_names.both()
+    tag = play_names._tagger("lear")
+    assert tag(("Good", "Kent", "!"), 1) == play_names.PERSON
+    assert tag(("Earl", "of", "Kent"), 2) == play_names.PLACE
+    assert play_names._tagger("hamlet")(("Kent", "!"), 0) == play_names.PLACE
+    assert tag(("Good", "king", "!"), 1) == play_names.OTHER
+
+
+# ---------------------------------------------------------------- names, without the texts
+
+ROW = NamedWords(("Hail", ",", "Kent", "of", "Dover"), ("other", "other", "person", "other", "place"), "a_play")
+
+
+def test_scores_are_of_names_and_their_kinds() -> None:
+    some = names.Words(
+        list(ROW.words), list(ROW.tags), new=[False] * 4 + [True], both=[False, False, True, False, False]
+    )
+    wrong_kind = names.Scores.of(some, ["other", "other", "place", "other", "place"])
+    assert wrong_kind == names.Scores(0.5, 1.0, 0.0)
+    assert names.Scores.of(some, ROW.tags) == names.Scores(1.0, 1.0, 1.0)
+    assert names.Scores.of(some, ["person"] * 5).all == pytest.approx(2 / 7)
+
+
+def test_respelled_names_keep_their_letters_and_tags() -> None:
+    (row,) = names._respelled([ROW], seed=1)
+    assert row.tags == ROW.tags
+    assert row.words[3] == "of"
+    assert sorted(row.words[2].lower()) == sorted("kent")
+    assert row.words[4][0].isupper()
+
+
+def test_the_baselines_see_what_they_say() -> None:
+    row = NamedWords(("my", "lord", "Bohun"), ("other", "other", "person"), "a_play")
+    held = NamedWords(("Kent", "Lord", "Ross"), ("person", "other", "person"), "a_play")
+    found = names._baselines([ROW, row], [held])
+    assert found[names.TABLE] == [["person", "other", "other"]]
+    assert found[names.CAPITAL] == [["person", "other", "person"]]  # "lord" has small letters elsewhere
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("answers", ["right", "search"])
+def test_questions_pass_only_where_the_encoder_is_ahead(
+    answers: str, texts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder that is right passes, and one that answers as the search does fails."""
+    given = iter([True, False])
+
+    def stub(
+        self: questions.QuestionsLab, train: object, held: Sequence[PlayQuestion], seed: int
+    ) -> questions.Answered:
+        if not next(given):  # the control
+            return questions.Answered([""] * len(held), [])
+        found = [one.answer for one in held] if answers == "right" else play_questions.by_words(held)
+        return questions.Answered(found, [(1.0, 1.0)])
+
+    monkeypatch.setattr(questions.QuestionsLab, "_answered", stub)
+    result = labs.run("questions", Setup(sizes={"trained": 200, "held": 40}))
+    assert result.passed is (answers == "right")
+    if answers == "search":
+        assert any(claim.endswith("search by words") for claim in failed(result))
+        assert "the encoder is not ahead" in result.meaning
+
+
+@pytest.mark.heavy
+@pytest.mark.weights
+def test_questions_fail_on_exchanged_answers(texts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = questions.QuestionsLab._answered
+
+    def exchanged(
+        self: questions.QuestionsLab, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int
+    ) -> questions.Answered:
+        return answered(self, questions._exchanged(train, np.random.default_rng(9)), held, seed)
+
+    monkeypatch.setattr(questions.QuestionsLab, "_answered", exchanged)
+    assert not labs.run("questions").passed
+
+
+@pytest.mark.heavy
+@pytest.mark.weights
+def test_names_fail_on_shuffled_tags(texts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tagged = names.NamesLab._tagged
+
+    def shuffled(
+        self: names.NamesLab, train: Sequence[NamedWords], held: Sequence[NamedWords], seed: int
+    ) -> names.Tagged:
+        return tagged(self, names._shuffled(train, seed), held, seed)
+
+    monkeypatch.setattr(names.NamesLab, "_tagged", shuffled)
+    assert "names never in training: F1, above the best of the others" in failed(labs.run("names"))
