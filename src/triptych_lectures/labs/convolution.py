@@ -7,7 +7,7 @@ et al. 2017, table 1, for the lengths of the paths.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -200,6 +200,8 @@ class ConvolutionLab(Lab):
     def _cost(self, name: str, tokens: int) -> Cost:
         """Of the layers alone, on embedded tokens."""
         x, width = torch.randn(1, tokens, self.width, requires_grad=True), self.width
+        layer: nn.Module
+        run: Callable[[], Tensor]
         if name == RECURRENT:
             gru = nn.GRU(width, width, batch_first=True)
             layer, run = gru, lambda: gru(x)[0]
@@ -230,9 +232,11 @@ class Convolutions(nn.Module):
     def __init__(self, symbols: int, outputs: int, width: int, kernel: int, dilations: Sequence[int]) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(symbols, width), nn.Linear(width, outputs)
-        self.layers = nn.ModuleList(nn.Conv1d(width, width, kernel, dilation=dilation) for dilation in dilations)
-        for layer in self.layers:  # so that a layer keeps the variance of its input
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
+        self.before = [dilation * (kernel - 1) for dilation in dilations]  # places back that each layer reads
+        convolutions = [nn.Conv1d(width, width, kernel, dilation=dilation) for dilation in dilations]
+        for one in convolutions:  # so that a layer keeps the variance of its input
+            nn.init.kaiming_normal_(one.weight, nonlinearity="linear")
+        self.layers = nn.ModuleList(convolutions)
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[B, T]` -> `[B, T, outputs]`."""
@@ -242,6 +246,6 @@ class Convolutions(nn.Module):
     def states(self, x: Tensor) -> Tensor:
         """`[B, T, D]` -> the last layer's states `[B, T, D]`."""
         x = x.transpose(1, 2)
-        for layer in self.layers:
-            x = layer(F.pad(x, (layer.dilation[0] * (layer.kernel_size[0] - 1), 0))).tanh()
+        for layer, before in zip(self.layers, self.before, strict=True):
+            x = layer(F.pad(x, (before, 0))).tanh()
         return x.transpose(1, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -164,7 +165,7 @@ class ProbeLab(Lab):
             strict=True,
         )
         tests = (known[0], *new[1:]), new
-        return drawn(*known, self.fitted, noise) + [one for of in tests for one in drawn(*of, self.tested, noise)]
+        return drawn(known, self.fitted, noise) + [one for of in tests for one in drawn(of, self.tested, noise)]
 
     def _labels(self, sentences: Sequence[Sentence], noise: np.random.Generator) -> NDArray[np.int64]:
         """`[N, 2 + controls]` of 0 and 1: the number of the subject, that of the other noun, and control tasks, each a
@@ -212,10 +213,10 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return words[:cut], words[cut:]
 
 
-def drawn(
-    nouns: Sequence[str], others: Sequence[str], places: Sequence[str], count: int, noise: np.random.Generator
-) -> list[Sentence]:
-    """`count` sentences, in which every form of a subject is equally frequent and the rest is random."""
+def drawn(words: Sequence[Sequence[str]], count: int, noise: np.random.Generator) -> list[Sentence]:
+    """`count` sentences of nouns, other nouns and prepositions, in which every form of a subject is equally frequent
+    and the rest is random."""
+    nouns, others, places = words
     sentences = []
     for index in range(count):
         at, number = index % len(nouns), index // len(nouns) % 2
@@ -231,7 +232,8 @@ def last_states(model: Model, rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([torch.stack([own[-1] for own in trace[site]]) for site in trace]).float()
 
 
-class Removed(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Removed:
     """Takes the part along one direction of unit length out of a vector, as far as it differs from the mean."""
 
     along: Tensor
