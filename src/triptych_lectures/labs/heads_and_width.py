@@ -135,7 +135,7 @@ class HeadsVsWidthLab(Lab):
 
     def _sections(
         self, costs: dict[int, Costs], shares: dict[tuple[str, int], float]
-    ) -> tuple[TableSection | Curve, ...]:
+    ) -> tuple[TableSection, Curve, TableSection]:
         rows = [[str(h), str(self.width // h), *(f"{x:,}" for x in own)] for h, own in costs.items()]
         right = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
         read = {counted(heads, "head"): [shares[name, heads] for name in (ONE, SEVERAL)] for heads in (1, 4)}
