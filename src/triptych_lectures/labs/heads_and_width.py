@@ -30,7 +30,7 @@ from .generated_tasks import (
     with_positions,
 )
 from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, mean_interval, rate_interval, size
-from .small_models import block, decoder, line_table, parameters
+from .small_models import block, curve, decoder, line_table, parameters
 
 VOCAB = 64
 COLUMNS = ("parameters", "matmul FLOPs", "score elements")
@@ -133,13 +133,17 @@ class HeadsVsWidthLab(Lab):
             "That several heads read what one cannot was not seen",
         )
 
-    def _sections(self, costs: dict[int, Costs], shares: dict[tuple[str, int], float]) -> tuple[TableSection, ...]:
+    def _sections(
+        self, costs: dict[int, Costs], shares: dict[tuple[str, int], float]
+    ) -> tuple[TableSection, Curve, TableSection]:
         rows = [[str(h), str(self.width // h), *(f"{x:,}" for x in own)] for h, own in costs.items()]
         right = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
         read = {counted(heads, "head"): [shares[name, heads] for name in (ONE, SEVERAL)] for heads in (1, 4)}
         title = f"One block of width {self.width} on {self.tokens} tokens, measured"
+        over_one = {name: [costs[h][i] / costs[1][i] for h in self.heads] for i, name in enumerate(COLUMNS)}
         return (
             TableSection(title, ("heads", "head width", *COLUMNS), rows),
+            curve("Cost beside that of one head", "heads", "times one head", self.heads, over_one, log="xy"),
             line_table(right, "the task reads", (ONE, "four places"), read, ".0%"),
         )
 
