@@ -36,10 +36,10 @@ class NamesLab(Lab):
     name = "names"
     falsified_by = (
         "The claim is false if the encoder finds the names of held-out plays that never occur in training no better"
-        " than the commonest answer, a bag of words or each word's commonest tag, in a full run also than taking every"
-        " new capital for a person's; if in a full run it tells persons from places no better where a word is both;"
-        " or if an encoder trained on tags in a random order, the control, finds names too. The labels are in doubt if"
-        " fewer than nine in ten agree with those set by hand."
+        " than the commonest answer, a bag of words or each word's commonest tag; if in a full run it tells persons"
+        " from places no better than these where a word can be both, or finds fewer of all names than the best of them"
+        " and of taking every new capital for a person's; or if an encoder trained on tags in a random order, the"
+        " control, finds names too. The labels are in doubt if fewer than nine in ten agree with those set by hand."
     )
 
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8, full=128)
@@ -81,7 +81,7 @@ class NamesLab(Lab):
             " speech is trained on a second time with the letters of its names in a random order."
         )
         if not setup.full:
-            remarks += f" The rule {CAPITAL!r}, and words that are person or place, are judged in a full run only."
+            remarks += " Words that are person or place are judged in a full run only."
         conclusion = self._conclusion(scores, setup.full, float(rules), float(found), len(sheet))
         return LabResult(
             "Does an encoder find names it has never read?", conclusion, _sections(words, scores, ours.losses), remarks
@@ -103,8 +103,8 @@ class NamesLab(Lab):
         ours, control = scores[ENCODER], scores[CONTROL]
         passed_over = {ENCODER, CONTROL} if full else {ENCODER, CONTROL, CAPITAL}
         plain = {name: score for name, score in scores.items() if name not in passed_over}
-        new, both = (max(getattr(score, kind) for score in plain.values()) for kind in ("new", "both"))
-        best = max(score.all for score in plain.values())
+        both, best = (max(getattr(score, kind) for score in plain.values()) for kind in ("both", "all"))
+        new = max(score.new for name, score in plain.items() if name != CAPITAL)
         of_both = Clause(
             f"Where a word can be both, as Kent and France, it tells which in {ours.both:.0%} of the cases, the"
             f" best of the others in {both:.0%}.",
@@ -121,7 +121,9 @@ class NamesLab(Lab):
         return (
             Clause(
                 f"Of the names that occur in no play it was trained on, the encoder finds persons and places with F1"
-                f" {ours.new:.2f}; the best of what needs no encoder reaches {new:.2f}.",
+                f" {ours.new:.2f}; the commonest answer, the table and the bag of words reach {new:.2f} at most. Taking"
+                f" every new capital for a person, which needs to know what capitals are for, gives"
+                f" {scores[CAPITAL].new:.2f}.",
                 (Check("names never in training: F1, above the best of the others", ours.new - new, least=MARGIN),),
                 "On names never in training the encoder is not ahead",
             ),
@@ -129,7 +131,7 @@ class NamesLab(Lab):
             Clause(
                 f"Of all names, most of which it was trained on, it finds them with F1 {ours.all:.2f}, a table of each"
                 f" word's commonest tag with {plain[TABLE].all:.2f}.",
-                (Check("all names: F1, over the best of the others", ours.all / best, least=0.9),),
+                (Check("all names: F1, over the best of the others", ours.all / best, least=1.0 if full else 0.9),),
                 "Over all names the encoder falls behind",
             ),
             Clause(
