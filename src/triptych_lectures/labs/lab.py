@@ -34,6 +34,7 @@ class Limits:
     multiple    what each value must be a multiple of: a number, or another size, by its name and with all its values.
     values      how many values there must be at least.
     ascending   each value must be above the one before it.
+    blank       whether a text may be empty.
     """
 
     least: float = -math.inf
@@ -41,11 +42,12 @@ class Limits:
     multiple: int | str | None = None
     values: int = 1
     ascending: bool = False
+    blank: bool = False
 
     def check(self, name: str, value: Size, sizes: Mapping[str, Size]) -> None:
         """Raise InputError, which names the size, for a value outside these limits; `sizes` are all of the lab."""
         if isinstance(value, str):
-            if not value.strip():
+            if not (self.blank or value.strip()):
                 raise InputError(f"size {name}: an empty text; give one with words")
             return
         several, shown = _several(value), shown_size(value)
