@@ -71,7 +71,7 @@ class EmbeddingScaleLab(Lab):
         shuffled = self._train(UNIT, True, ShuffledTask(order), setup.seed)
         return LabResult(
             "What does √d at the embedding do?",
-            self._conclusion(shares, runs, alone[1] - alone[0], shuffled),
+            self._conclusion(shares, runs, alone, shuffled),
             self._sections(shares, runs),
             "The positions are sinusoids, whose numbers have a root mean square of 1/√2 whatever the width, and are"
             " added without a factor. Learned positions, drawn as small as the tokens, need no √d.",
@@ -81,7 +81,7 @@ class EmbeddingScaleLab(Lab):
         self,
         shares: Mapping[Case, list[float]],
         runs: Mapping[Case, list[TrainedRun]],
-        alone: float,
+        alone: list[float],
         shuffled: TrainedRun,
     ) -> Conclusion:
         share = {case: own[-1] for case, own in shares.items()}
@@ -124,9 +124,10 @@ class EmbeddingScaleLab(Lab):
             ),
             Clause(
                 f"Controls: where the answer is the symbol at hand and the order does not matter, √d costs tokens of"
-                f" deviation 1 {alone:.0f} steps; shuffled answers are not learned.",
+                f" deviation 1 {alone[1] - alone[0]:.0f} steps; shuffled answers are not learned.",
                 (
-                    Check("control: symbol at hand, 1: steps later with √d", alone, -LAST, LAST),
+                    Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
+                    Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
                     Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
                 ),
                 "Something else than the size beside the positions was compared",

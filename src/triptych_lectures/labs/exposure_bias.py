@@ -104,6 +104,9 @@ class ExposureBiasLab(Lab):
                 (
                     Check(f"true prefixes: {own}", after / never, least=0.5),
                     Check(
+                        "control: true prefixes, after true tokens, over never coming back", second / never, most=0.25
+                    ),
+                    Check(
                         "control: true prefixes, each choice after true tokens: wrong more later",
                         second - first,
                         least=-0.1,

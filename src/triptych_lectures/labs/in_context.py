@@ -39,7 +39,7 @@ class InContextLab(Lab):
     steps: int = size(600, "training steps", full=800)
     rows: int = size(32, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
-    tested: int = size(300, "rows of each test", full=1000)
+    tested: int = size(1000, "rows of each test")
 
     def __post_init__(self) -> None:
         if self.pools[0] != 1:
