@@ -98,10 +98,7 @@ def test_exposure_bias_fails_when_the_model_does_not_read_what_it_wrote(monkeypa
         return errors(*given, share=share, forced=True)
 
     monkeypatch.setattr(exposure_bias.ExposureBiasLab, "errors", after_true_tokens)
-    assert failed(small("exposure-bias")) == {
-        "true prefixes: wrong after its own text, over never coming back",
-        "wrong less than the one trained on true prefixes",
-    }
+    assert "true prefixes: wrong after its own text, over never coming back" in failed(small("exposure-bias"))
 
 
 @pytest.mark.heavy
