@@ -35,8 +35,8 @@ class QuestionsLab(Lab):
     falsified_by = (
         "The claim is false if on held-out plays the encoder gives no more right answers, by a tenth of the questions,"
         " than the commonest answer and a bag of words, or, where a scene is asked for and over both kinds, than a"
-        " search by words, which finds most lines that are quoted. It is false too if an encoder that was trained with the"
-        " answers of other questions, the control, is right more often than these."
+        " search by words, which finds most lines that are quoted. It is false too if an encoder that was trained with"
+        " the answers of other questions, the control, is right more often than these."
     )
 
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8)
