@@ -84,7 +84,7 @@ class QuestionsLab(Lab):
             " words of the question, the first of several, and its speaker or, of a heading, its first words."
         )
         if not setup.full:
-            remarks += " Who says a line is learned in a full run only."
+            remarks += " Who says a line is asked in a full run only."
         return LabResult(
             "Does an encoder answer from a passage?",
             self._conclusion(right),
