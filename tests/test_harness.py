@@ -106,6 +106,8 @@ def test_no_two_classes_of_the_package_have_one_name() -> None:
     """A reader who looks for a class finds one."""
     places: dict[str, list[str]] = {}
     for path in sorted(Path(triptych.__file__).parents[1].glob("triptych*/**/*.py")):
+        if path.parent.name == "story":  # programs of their own, each the one before with a few lines changed
+            continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path.name)

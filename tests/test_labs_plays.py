@@ -13,18 +13,20 @@ from triptych_lectures import labs
 from triptych_lectures.data import play_names, play_questions, play_scenes
 from triptych_lectures.data.play_names import NamedWords
 from triptych_lectures.data.play_questions import ASKED, HIDDEN, Passages, PlayQuestion
-from triptych_lectures.data.play_scenes import Scene, Speech
+from triptych_lectures.data.play_scenes import PlayScene, PlaySpeech
 from triptych_lectures.labs import names, questions
 from triptych_lectures.labs.lab import Setup
 
 
-def speech(speaker: str, text: str) -> Speech:
-    return Speech(speaker, tuple(text.split()))
+def speech(speaker: str, text: str) -> PlaySpeech:
+    return PlaySpeech(speaker, tuple(text.split()))
 
 
 SCENES = [
-    Scene("a_play", "London. A street.", tuple(speech(who, f"{who.lower()} speaks of rain") for who in "ABC")),
-    Scene("a_play", "York. Before the castle.", tuple(speech(who, f"{who.lower()} speaks of snow") for who in "DEF")),
+    PlayScene("a_play", "London. A street.", tuple(speech(who, f"{who.lower()} speaks of rain") for who in "ABC")),
+    PlayScene(
+        "a_play", "York. Before the castle.", tuple(speech(who, f"{who.lower()} speaks of snow") for who in "DEF")
+    ),
 ]
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, plot
-from triptych.page.plot import SHADES, png
+from triptych.page.drawing import SHADES
+from triptych.page.plot import png
 
 matplotlib = pytest.importorskip("matplotlib")
 

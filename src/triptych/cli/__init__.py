@@ -9,12 +9,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from contextvars import ContextVar
 
+from . import screen
 from .failure import guarded
 
-COMMAND: ContextVar[str] = ContextVar("command", default="")
-"""The command line that runs, as it was typed: what a picture says of how it was made."""
 NARROW = 72  # columns; in a narrower terminal the boxes of the help cut off names of options
 
 
@@ -25,8 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
 
     arguments = list(sys.argv[1:] if argv is None else argv)
-
-    COMMAND.set(shlex.join(["triptych", *arguments]))
+    screen.COMMAND.set(shlex.join(["triptych", *arguments]))
 
     def run() -> object:
         from .app import app

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import COMMAND, options, screen
+from . import options, screen
 from .options import argument
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:
         from triptych.explain.page import maps
         from triptych.page.drawing import svg
 
-        screen.write_page(save, svg(maps(walk), walk.title, COMMAND.get()))
+        screen.write_page(save, svg(maps(walk), walk.title, screen.COMMAND.get()))
     elif save is not None:
         from triptych.explain.page import sections
         from triptych.page import render

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from triptych.errors import InputError
-from . import COMMAND, options, screen
+from . import options, screen
 from .loading import base_header, base_of, check_file, header_of, load_measured
 from .screen import mib, plain, shape
 
@@ -311,7 +311,7 @@ def _save(model: Model, inspections: Sequence[Inspection], name: str, path: Path
     if kind == ".json":
         write(path, json.dumps({"made_by": "Triptych", "model": name} | _as_json(inspections[0]), ensure_ascii=False))
     elif kind == ".svg":
-        write(path, svg(maps, "Attention", COMMAND.get()))
+        write(path, svg(maps, "Attention", screen.COMMAND.get()))
     elif kind == ".png":
         if sum(len(layer_map.head_names) for layer_map in maps) > MOST_DRAWN or inspections[0].largest:
             raise InputError(

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
+COMMAND: ContextVar[str] = ContextVar("command", default="")
+"""The command line that runs, as it was typed: what a picture says of how it was made."""
 PAGE = (".html", ".htm")  # endings of a page
 WIDE = 160  # columns when the output is not a terminal, so that tables in a pipe are not wrapped
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from triptych.errors import InputError
-from . import COMMAND, options, screen
+from . import options, screen
 from .loading import check_file, load_model
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def search(
     if picture is not None:
         from triptych.page import vector_plane
 
-        vector_plane.save(picture, result, COMMAND.get())
+        vector_plane.save(picture, result, screen.COMMAND.get())
         screen.note(f"wrote {picture}")
     if as_json:
         screen.result(_document(result, picture))

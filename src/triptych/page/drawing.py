@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from triptych.media.image import png
 from .attention_maps import AnyMap, AttentionMap
-from .plot import SHADES
 
+# As in attention_colours.js.
+SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")
 CELL = 16  # units of a weight, where tokens are named
 NAMED = 160  # tokens along a side that are named
 SMALL = 72  # units of a head among many

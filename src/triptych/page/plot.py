@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triptych.errors import InputError
+from . import drawing
 from .attention_maps import AttentionMap, AttentionSection
 from .sections import Curve
 
@@ -25,8 +26,6 @@ COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
 # Colour and dashes of each reference line.
 REFERENCES = (("#777777", (5, 3)), ("#222222", (1, 2)), ("#777777", (9, 2, 2, 2)), ("#222222", (11, 4)))
 LABEL_HEIGHT = 14  # points; closer labels would overlap
-# As in attention_colours.js.
-SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")
 MOST_TICKS = 12  # measured values that a logarithmic axis marks one by one
 MOST_TOKENS = 40  # along a side; more would be illegible
 
@@ -54,9 +53,7 @@ def svg(path: str | os.PathLike[str], section: Curve | AttentionSection, command
     installed.
     """
     if isinstance(section, AttentionSection):
-        from .drawing import svg as attention  # which has its colours from here
-
-        Path(path).write_text(attention(section.maps, section.title, command), "utf-8")
+        Path(path).write_text(drawing.svg(section.maps, section.title, command), "utf-8")
         return
     with drawn(path, command) as figure:
         _draw_curve(figure.add_subplot(), section)
@@ -162,7 +159,7 @@ def _draw_maps(figure: Figure, section: AttentionSection) -> None:
 def _draw_head(axes: Axes, layer_map: AttentionMap, name: int, weights: npt.NDArray[np.float32]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
-    axes.imshow(weights, cmap=LinearSegmentedColormap.from_list("weights", SHADES), vmin=0, aspect="auto")
+    axes.imshow(weights, cmap=LinearSegmentedColormap.from_list("weights", drawing.SHADES), vmin=0, aspect="auto")
     axes.set_title(f"{layer_map.stack} layer {layer_map.layer}, head {name}", fontsize=8)
     across = 0 if all(len(token) == 1 for token in layer_map.keys) else 90  # single letters are not turned
     for tokens, mark, turned in ((layer_map.keys, axes.set_xticks, across), (layer_map.queries, axes.set_yticks, 0)):

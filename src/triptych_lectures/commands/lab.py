@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typer import BadParameter, Exit
 
 from triptych import __version__
-from triptych.cli import COMMAND, options, screen
+from triptych.cli import options, screen
 from triptych.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _drawn(outcome: LabRun, out: Path) -> LabRun:
     shown = [section for section in sections if isinstance(section, page.Curve | page.AttentionSection)]
     vectors = [plot.with_suffix(".svg") for plot in outcome.plots]
     for vector, section in zip(vectors, shown, strict=True):
-        svg(vector, section, COMMAND.get())
+        svg(vector, section, screen.COMMAND.get())
     return replace(outcome, plots=[*outcome.plots, *vectors])
 
 

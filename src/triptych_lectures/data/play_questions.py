@@ -18,7 +18,7 @@ import numpy as np
 from triptych.text import shakespeare
 from triptych.text.align import words
 from triptych.train import metrics
-from .play_scenes import Scene, Speech
+from .play_scenes import PlayScene, PlaySpeech
 
 Kind = Literal["who", "where"]
 ASKED: dict[Kind, str] = {"who": "who says:", "where": "where is the scene ?"}
@@ -60,10 +60,10 @@ class PlayQuestion:
 
 
 def questions(
-    plays: dict[str, list[Scene]], count: int, noise: np.random.Generator, sizes: Passages, kinds: Sequence[Kind]
+    plays: dict[str, list[PlayScene]], count: int, noise: np.random.Generator, sizes: Passages, kinds: Sequence[Kind]
 ) -> list[PlayQuestion]:
     """So many new questions, of each kind as many, each from a passage drawn at random."""
-    sources: dict[Kind, list[tuple[list[Scene], int]]] = {
+    sources: dict[Kind, list[tuple[list[PlayScene], int]]] = {
         kind: [(scenes, i) for scenes in plays.values() for i in range(kind == "where", len(scenes))] for kind in kinds
     }
     made: list[PlayQuestion] = []
@@ -75,7 +75,7 @@ def questions(
     return made
 
 
-def _who(scene: Scene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
+def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
     """A passage of the scene, and a line of it; None where it has too few persons or both editions share no line."""
     speeches = _drawn(scene, sizes.speeches, noise)
     if len({one.speaker for one in speeches}) < PERSONS:
@@ -97,7 +97,7 @@ def _who(scene: Scene, noise: np.random.Generator, sizes: Passages) -> PlayQuest
     return _question("who", " ".join(question), parts, [one.speaker for one in speeches], asked, scene.play)
 
 
-def _where(before: Scene, scene: Scene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
+def _where(before: PlayScene, scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
     """Speeches of one scene, and then the heading of the next and speeches of that, each from anywhere in its scene;
     None where the heading names no place."""
     place = re.split(r"[.,;:]", scene.heading)[0].strip()
@@ -121,12 +121,12 @@ def _question(
     return PlayQuestion(kind, question, " ".join(parts), answers[asked], start, tuple(parts), tuple(answers), play)
 
 
-def _drawn(scene: Scene, count: int, noise: np.random.Generator) -> tuple[Speech, ...]:
+def _drawn(scene: PlayScene, count: int, noise: np.random.Generator) -> tuple[PlaySpeech, ...]:
     begin = int(noise.integers(max(1, len(scene.speeches) - count + 1)))
     return scene.speeches[begin : begin + count]
 
 
-def _shown(speech: Speech, begin: int, sizes: Passages) -> str:
+def _shown(speech: PlaySpeech, begin: int, sizes: Passages) -> str:
     """The speaker, and the words of the speech from `begin` on."""
     return f"{speech.speaker}. {' '.join(speech.words[begin : begin + sizes.words])}"
 
@@ -142,7 +142,7 @@ def _lines() -> dict[tuple[str, ...], list[tuple[list[str], str]]]:
 
 
 @cache
-def _shared_lines(speech: Speech) -> list[tuple[int, str]]:
+def _shared_lines(speech: PlaySpeech) -> list[tuple[int, str]]:
     """The lines of a speech that both editions have: the number of the first word, and the First Folio's spelling."""
     folded = [(at, word) for at, one in enumerate(speech.words) for word in words(one)]
     only = [word for _, word in folded]

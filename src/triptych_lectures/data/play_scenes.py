@@ -16,7 +16,7 @@ _HEADING = re.compile(r"(?m)^(?:SCENE|Scene) *(?:[IVXL]+|\d+)\b[.\- ]*((?:[^\n]+
 
 
 @dataclass(frozen=True)
-class Speech:
+class PlaySpeech:
     """Who speaks, as the play marks it, in capitals, and the words."""
 
     speaker: str
@@ -24,23 +24,23 @@ class Speech:
 
 
 @dataclass(frozen=True)
-class Scene:
+class PlayScene:
     """A scene of a play: its heading, such as "Elsinore. A room in the Castle.", and its speeches in order."""
 
     play: str
     heading: str
-    speeches: tuple[Speech, ...]
+    speeches: tuple[PlaySpeech, ...]
 
 
 @cache
-def plays() -> dict[str, list[Scene]]:
+def plays() -> dict[str, list[PlayScene]]:
     """The scenes of each play that both editions hold.  Raises FetchError where the texts cannot be had."""
     works = shakespeare.plays()
     names = [name for name, work in works.items() if work.folio is not None and name != "midsummer_nights_dream"]
     return {name: list(_scenes(name, works[name].modern)) for name in names}
 
 
-def split() -> tuple[dict[str, list[Scene]], dict[str, list[Scene]]]:
+def split() -> tuple[dict[str, list[PlayScene]], dict[str, list[PlayScene]]]:
     """The plays to train on and those held out."""
     every = plays()
     return (
@@ -49,10 +49,10 @@ def split() -> tuple[dict[str, list[Scene]], dict[str, list[Scene]]]:
     )
 
 
-def _scenes(play: str, text: str) -> Iterator[Scene]:
+def _scenes(play: str, text: str) -> Iterator[PlayScene]:
     found = list(_HEADING.finditer(text))
     for heading, end in zip(found, [*(one.start() for one in found[1:]), len(text)], strict=True):
         spoken = shakespeare_labels.speeches(text[heading.end() : end])
-        speeches = tuple(Speech(who.upper(), tuple(said.split())) for who, said in spoken)
+        speeches = tuple(PlaySpeech(who.upper(), tuple(said.split())) for who, said in spoken)
         if speeches:
-            yield Scene(play, " ".join(heading[1].strip(" []-").split()), speeches)
+            yield PlayScene(play, " ".join(heading[1].strip(" []-").split()), speeches)

@@ -35,8 +35,8 @@ class ConvolutionLab(Lab):
     name = "convolution"
     falsified_by = (
         "The claim is false if a stack of convolutions names a symbol beyond its receptive field more often than by"
-        " chance, or fails to name one inside it; if the layers that connect two tokens are other than the formula"
-        " says; or if the chain of products that wait for one another grows with the length of the row for"
+        " chance, or fails to name one inside it. It is false too if the layers that connect two tokens are other than"
+        " the formula says, or if the chain of products that wait for one another grows with the length of the row for"
         " convolutions or attention, or does not for a GRU."
     )
 
@@ -197,7 +197,7 @@ class ConvolutionLab(Lab):
     def _predicted(self, name: str, apart: int) -> int:
         return next(layers for layers in count(1) if self.reach(name, layers) >= apart)
 
-    def _cost(self, name: str, tokens: int) -> Cost:
+    def _cost(self, name: str, tokens: int) -> LayerCost:
         """Of the layers alone, on embedded tokens."""
         x, width = torch.randn(1, tokens, self.width, requires_grad=True), self.width
         layer: nn.Module
@@ -212,10 +212,10 @@ class ConvolutionLab(Lab):
         else:
             stack = self._stack(name, self.layers, 1, 0)
             layer, run = stack.layers, lambda: stack.states(x)
-        return Cost(parameters(layer), products(run).total, longest_chain(run()))
+        return LayerCost(parameters(layer), products(run).total, longest_chain(run()))
 
 
-class Cost(NamedTuple):
+class LayerCost(NamedTuple):
     """Parameters of some layers, FLOPs of their products on a row, and the longest chain of these."""
 
     parameters: int

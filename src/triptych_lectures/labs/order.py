@@ -68,7 +68,7 @@ class FirstOfTwo:
         return float(sum(Fraction(max(a, b), a + b) for a, b in pairs) / len(pairs))
 
 
-class Case(NamedTuple):
+class OrderCase(NamedTuple):
     """A model that is trained: its kind and layers, whether it has positions, and whether the order was shuffled."""
 
     kind: str
@@ -82,7 +82,7 @@ class Case(NamedTuple):
         return f"{self.kind}, {counted(self.layers, 'layer')}, {positions}{', order shuffled' if self.mixed else ''}"
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """A model after training, its losses, and the share of new rows that it answers right."""
 
     module: nn.Transformer
@@ -91,7 +91,7 @@ class Trained(NamedTuple):
 
 
 BLIND, PLACED, MIXED = (
-    Case(ENCODER, 2, placed, mixed) for placed, mixed in ((False, False), (True, False), (True, True))
+    OrderCase(ENCODER, 2, placed, mixed) for placed, mixed in ((False, False), (True, False), (True, True))
 )
 
 
@@ -128,8 +128,8 @@ class OrderLab(Lab):
         return FirstOfTwo(self.most, self.others, self.length)
 
     def run(self, setup: Setup) -> LabResult:
-        deep = [Case(DECODER, layers) for layers in self.depths]
-        placed = [PLACED, Case(DECODER, 1, placed=True), Case(DECODER, 2, placed=True)]
+        deep = [OrderCase(DECODER, layers) for layers in self.depths]
+        placed = [PLACED, OrderCase(DECODER, 1, placed=True), OrderCase(DECODER, 2, placed=True)]
         models = {case: self._trained(case, setup) for case in (BLIND, *placed, *deep, MIXED)}
         setup.progress("reading the place")
         places = {case: self._place(models[case].module, setup.seed) for case in (BLIND, deep[-1])}
@@ -196,7 +196,7 @@ class OrderLab(Lab):
         )
         return LabResult("What does a model without positions know of order?", conclusion, sections, remarks)
 
-    def _trained(self, case: Case, setup: Setup) -> Trained:
+    def _trained(self, case: OrderCase, setup: Setup) -> TrainedModel:
         setup.progress(f"{case.name}: {self.steps} steps")
         task, norm = replace(self.task, mixed=case.mixed), RMSNormSpec(width=self.width)
         positions = LearnedSpec(length=self.length + 2, width=self.width) if case.placed else None
@@ -205,7 +205,7 @@ class OrderLab(Lab):
         module = nn.new(decoder(task.vocab, blocks, embedded=positions, final_norm=norm, mask=mask), setup.seed)
         budget = TrainingBudget(self.steps, self.rows, self.rate, warmup=0.1, shape="linear")
         run = train(module, task, budget, setup.seed)
-        return Trained(module, run, right(module, held_out_rows(task, self.tested, setup.seed)))
+        return TrainedModel(module, run, right(module, held_out_rows(task, self.tested, setup.seed)))
 
     def _place(self, module: nn.Transformer, seed: int) -> list[float]:
         """Of the embeddings and after each layer: the share of the variance of the place, on new rows, that a linear
@@ -223,7 +223,7 @@ class OrderLab(Lab):
         return explained
 
 
-def near_counts(case: Case, difference: float) -> Check:
+def near_counts(case: OrderCase, difference: float) -> Check:
     return Check(f"{case.name}: right, less the best guess from counts", difference, -NEAR, NEAR)
 
 

@@ -23,7 +23,7 @@ READER = {
 }  # fmt: skip
 
 
-class Trained(NamedTuple):
+class TrainedEncoder(NamedTuple):
     """A trained encoder's job, its losses, and the held-out rows with what its head gave for each."""
 
     job: Job
@@ -33,7 +33,7 @@ class Trained(NamedTuple):
 
 def trained(
     train: Records, held_out: Records, objective: str, sizes: Mapping[str, Any], seed: int, length: int
-) -> Trained:
+) -> TrainedEncoder:
     """Train an encoder of these `sizes` (width, layers, tokens, steps, rows) on records from nothing."""
     width = sizes["width"]
     model = READER | {
@@ -60,4 +60,4 @@ def trained(
     with torch.no_grad():
         batches = computed(job.trainer.module.eval(), job.trainer.held_out.batches)
         rows = [row for batch in batches for row in each_row(*batch)]
-    return Trained(job, [(float(step.step), step.loss) for step in job.trainer.at.history], rows)
+    return TrainedEncoder(job, [(float(step.step), step.loss) for step in job.trainer.at.history], rows)

@@ -281,7 +281,7 @@ SAME = "All models train on the same sentences in the same order, with the same 
 WRONG = "Wrong tokens are those to insert, delete or replace, over the tokens of the right translation."
 
 
-class Cost(NamedTuple):
+class ChainCost(NamedTuple):
     """Of one model the longest chain of a training step, the steps to a loss, NaN where it never reached it, and the
     operations one after another that these are."""
 
@@ -293,18 +293,18 @@ class Cost(NamedTuple):
         return self.chain * self.steps
 
 
-def _costs(comparison: Comparison) -> tuple[float, dict[str, Cost]]:
+def _costs(comparison: Comparison) -> tuple[float, dict[str, ChainCost]]:
     """The loss, in nats a token, that both models with attention reach, and what each model needs to it."""
     source = max(len(source) for source in comparison.task.sources)
     target = max(len(target) for target in comparison.task.targets)
     level = max(comparison.trained[name].last for name in (ATTENTION, TRANSFORMER))
     return level, {
-        name: Cost(one.model.sequential_steps(source, target), one.reached(level) or math.nan)
+        name: ChainCost(one.model.sequential_steps(source, target), one.reached(level) or math.nan)
         for name, one in comparison.trained.items()
     }
 
 
-def _cost_table(comparison: Comparison, level: float, costs: Mapping[str, Cost]) -> TableSection:
+def _cost_table(comparison: Comparison, level: float, costs: Mapping[str, ChainCost]) -> TableSection:
     rows = []
     for name, one in comparison.trained.items():
         cost = costs[name]
