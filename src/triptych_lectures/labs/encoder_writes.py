@@ -49,8 +49,8 @@ class EncoderWritesLab(Lab):
     width: int = size(32, "model width D, a multiple of the heads", multiple="heads")
     heads: int = size(4, "heads of each layer")
     layers: int = size(2, "layers of each model")
-    steps: int = size(250, "training steps of the decoder", full=1000)
-    longer: int = size(4, "times these steps for the encoders, which predict fewer symbols a row", full=8)
+    steps: int = size(250, "training steps of the decoder")
+    longer: int = size(4, "times these steps for the encoders, which predict fewer symbols a row")
     rows: int = size(32, "rows of a training step")
     rate: float = size(5e-3, "learning rate")
     hidden: float = size(0.15, "share of symbols that are hidden in training", most=0.9)
@@ -83,7 +83,10 @@ class EncoderWritesLab(Lab):
             TableSection(f"A text with an entropy of {text.entropy:.2f} nats a symbol", header, rows),
             Curve("Loss in training", "step", "nats a symbol", losses, {"entropy": text.entropy}),
         )
-        remarks = "The text is a rule over the last two symbols, with noise. BERT itself is not run here."
+        remarks = (
+            "The text is a rule over the last two symbols, with noise. BERT itself is not run here. How far behind the"
+            " encoder is depends on its training: `--set steps=1000 --set longer=8` shows it after more."
+        )
         conclusion = (self._learned(models, best, text), *self._conclusion(models, totals, flops))
         return LabResult("Can an encoder write?", conclusion, sections, remarks)
 
