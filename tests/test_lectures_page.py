@@ -37,7 +37,7 @@ IDS = {
         "not-explanation", "economy", "other-modalities", "backward",
         "norm-placement", "residual-scaling", "dropout-places", "embedding-scale",
         "trained-scale", "trained-heads", "activations", "padding",
-        "in-context", "exposure-bias", "trained-scores", "cosine-scores", "convolution", "probing",
+        "in-context", "exposure-bias", "trained-scores", "cosine-scores", "convolution", "probing", "reading",
     ],
     "example": [str(number) for number in test_lectures.EXAMPLES],
     "correction": [
@@ -374,8 +374,8 @@ def test_a_result_of_other_sources_is_stale(
     assert capsys.readouterr().out == "labs depth\n"
     pages = lectures.pages(data, lectures.marked(fresh, lectures.stale(data, fresh)))
     text = "".join(pages.values())
-    assert "<summary>Lab depth: PASS in 5 of 5 seeds, stale</summary>" in text
-    assert "<summary>Lab scaling: PASS in 5 of 5 seeds</summary>" in text
+    assert re.search(r"<summary>Lab depth: PASS[^<]*, stale</summary>", text)
+    assert re.search(r"<summary>Lab scaling: PASS[^<,]*</summary>", text)
     assert unmarked(pages) == unmarked(lectures.pages(data, fresh))
 
 
@@ -422,7 +422,7 @@ def test_a_lab_is_recorded_over_its_seeds(
     monkeypatch.setattr(lectures, "RESULTS", tmp_path / "results.json")
     with pytest.raises(KeyboardInterrupt):
         lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results)
-    monkeypatch.setattr("pictures.of_lab", lambda name, result: None)
+    monkeypatch.setattr("pictures.of_lab", lambda name, result, command: None)
     lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results)
     assert ran == [0, 1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
@@ -440,4 +440,4 @@ def test_a_lab_is_recorded_over_its_seeds(
 def test_a_failed_result_is_noticed(data: Data, results: Data) -> None:
     results["labs"]["depth"]["passed"] = False
     assert failed(results) == ["depth"]
-    assert "Lab depth: FAIL in 5 of 5 seeds" in "".join(lectures.pages(data, results).values())
+    assert "Lab depth: FAIL" in "".join(lectures.pages(data, results).values())

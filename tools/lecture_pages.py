@@ -71,6 +71,7 @@ class LecturePages:
         self.labs: Plain = results["labs"]
         self.examples: Plain = results["examples"]
         self.lectures: Plain = data["path"]["lecture"]
+        self.printed: set[tuple[str, ...]] = set()
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -221,16 +222,18 @@ class LecturePages:
         return {"exercise": f"{name}: {title}", "example": f"Example {name}: {title}"}.get(kind, title)
 
     def entry(self, kind: str, name: str, lecture: str) -> str:
-        """One entry: the claim, a picture, one number of each lab, the commands, and the labs in folds."""
+        """One entry: the claim, what each of its labs found first, a picture, the commands, one number of each lab, and
+        the criteria of the labs in folds."""
         entry = self.data[kind][name]
         rows = self.rows(kind, name, entry, lecture)
-        pictures = [self.picture(lab) for lab in labs_of(entry) if self.lab_homes[lab] == (kind, name)]
+        own = [lab for lab in labs_of(entry) if lab in self.labs and self.lab_homes[lab] == (kind, name)]
+        found = [text for lab in own for text in (self.labs[lab]["conclusion"][0]["text"], self.picture(lab)) if text]
         answer = [entry["answer"].strip()] if "answer" in entry else []
-        body = [*answer, *filter(None, pictures), "\n".join(rows)]
+        body = [*answer, *found, "\n".join(rows)]
         if kind == "exercise":
             practice = f"- **With other numbers:** `triptych exercise {name} --seed 3`"
             body = [entry["asks"].strip(), practice, folded("Answer", "\n\n".join(filter(None, body)))]
-        folds = [self.lab(lab) for lab in labs_of(entry) if lab in self.labs and self.lab_homes[lab] == (kind, name)]
+        folds = [self.lab(lab) for lab in own]
         return "\n\n".join(filter(None, [f"### {self.title(kind, name)} {{ #{mark(kind, name)} }}", *body, *folds]))
 
     def rows(self, kind: str, name: str, entry: Plain, lecture: str) -> list[str]:
@@ -244,7 +247,8 @@ class LecturePages:
         if "figures" in entry:
             rows.append(f"- **Figures:** {entry['figures']}")
         elif not labs_of(entry):
-            rows += [f"- **It ends in:** {self.outcome(one)}" for one in entry.get("examples", [])]
+            outcomes = [one for one in entry.get("examples", []) if self.first("example", one)]
+            rows += [f"- **It ends in:** {self.outcome(one)}" for one in outcomes]
         if kind == "concept":
             steps = [step for step in self.lectures[lecture]["steps"] if step["concept"] == name]
             tries = [
@@ -261,21 +265,34 @@ class LecturePages:
         )
         return rows + ([f"- **Read:** {', '.join(read)}"] if read else [])
 
+    def first(self, *printed: str) -> bool:
+        """Whether this is not yet on a page; from now on it is."""
+        seen = printed in self.printed
+        self.printed.add(printed)
+        return not seen
+
     def outcome(self, example: str) -> str:
         result = self.examples.get(example, {"outcome": NOT_RECORDED})
         return result["outcome"] + (STALE if result.get("stale") else "")
 
     def measured(self, lab: str, phrases: list[str]) -> str:
-        """The first criterion of a lab, or of those that contain one of these phrases, with its median."""
+        """The first criterion of a lab, or of those that contain one of these phrases, with its median.  A number that
+        stands on a page already is not printed again."""
         if lab not in self.labs:
             return f"lab `{lab}` {NOT_RECORDED}"
+        chosen = self.chosen(lab, phrases)
+        middle = chosen["measured"].partition(" (")[0]
+        if not self.first(lab, chosen["claim"]):
+            return f"[lab {lab}](#{mark('lab', lab)}), {verdict(self.labs[lab])}"
+        return f"{chosen['claim']}: **{middle}** ([lab {lab}](#{mark('lab', lab)}), {verdict(self.labs[lab])})"
+
+    def chosen(self, lab: str, phrases: list[str]) -> Plain:
+        """The first criterion of a lab, or of those that contain the first of these phrases."""
         checks = checks_of(self.labs[lab])
         for phrase in phrases:
             if not any(phrase in check["claim"] for check in checks):
                 raise SystemExit(f"lectures.toml: lab {lab} claims nothing about {phrase!r}")
-        chosen = next(check for check in checks if not phrases or phrases[0] in check["claim"])
-        middle = chosen["measured"].partition(" (")[0]
-        return f"{chosen['claim']}: **{middle}** ([lab {lab}](#{mark('lab', lab)}), {verdict(self.labs[lab])})"
+        return next(check for check in checks if not phrases or phrases[0] in check["claim"])
 
     def picture(self, lab: str) -> str:
         """The plot of a lab, if one is kept."""
@@ -283,14 +300,11 @@ class LecturePages:
         return f"![{self.labs[lab]['question']}]({self.pictures[lab]})" if shown else ""
 
     def lab(self, name: str) -> str:
-        """A recorded lab: each statement with its criteria, what was measured over the seeds and what it had to be."""
+        """A recorded lab: its command, and each criterion with what was measured over the seeds and its bounds."""
         result = self.labs[name]
-        parts = [f"{result['question']} `{result['command']}`"]
-        for clause in result["conclusion"]:
-            rows = [f"- {check['claim']}: {measured(check)}" for check in clause["checks"]]
-            parts += [clause["text"], "\n".join(rows)]
-        parts += [result["remarks"]] if result["remarks"] else []
-        return folded(f"Lab {name}: {verdict(result)}", "\n\n".join(parts), mark("lab", name))
+        rows = [f"- {check['claim']}: {measured(check)}" for check in checks_of(result)]
+        parts = [f"`{result['command']}`", "\n".join(rows), result["remarks"]]
+        return folded(f"Lab {name}: {verdict(result)}", "\n\n".join(filter(None, parts)), mark("lab", name))
 
 
 def measured(check: Plain) -> str:

@@ -141,7 +141,7 @@ def recorded_lab(
     torch.set_num_threads(threads)
     result, recorded = run_lab(name, seeds, quick=quick, model=model)
     print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
-    pictures.of_lab(name, result)
+    pictures.of_lab(name, result, recorded["command"])
     return name, recorded
 
 

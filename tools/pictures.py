@@ -44,12 +44,15 @@ SESSION = (
 )
 
 
-def of_lab(name: str, finding: LabResult) -> None:
-    """Draw the plot of a lab that the documentation shows, if it shows one."""
+def of_lab(name: str, finding: LabResult, command: str) -> None:
+    """Draw the first plot of a lab as the lectures' pages show it, and that which the other pages show, if one does."""
     from triptych.page import AttentionSection, Curve
+    from triptych.page.plot import svg
 
+    plots = [section for section in finding.sections if isinstance(section, Curve | AttentionSection)]
+    if plots:
+        svg(FOLDER / f"{name}.svg", plots[0], command)
     if name in OF_LABS:
-        plots = [section for section in finding.sections if isinstance(section, Curve | AttentionSection)]
         draw(name, plots[OF_LABS[name]])
 
 
