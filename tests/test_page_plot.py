@@ -61,6 +61,15 @@ def test_reference_lines_differ_and_carry_their_names():
     assert (at["nearly the same"], at["guessing"], at["fourth"]) == ("bottom", "top", "bottom")
 
 
+def test_no_two_of_many_lines_look_alike():
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    plot._draw_curve(axes, Curve("t", "x", "y", {f"line {i}": [(0, i), (1, i)] for i in range(12)}, {}))
+    looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
+    assert len(set(looks)) == len(looks) == 12
+
+
 def test_logarithmic_axes_are_marked_where_something_was_measured():
     series = {"a": [(4.0, 0.03), (8.0, 0.004)], "b": [(512.0, -1.0), (0.0, 0.1)]}
     axes = drawn_axes(Curve("t", "x", "y", series, {}, "xy"))

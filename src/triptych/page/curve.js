@@ -2,6 +2,8 @@
 
 const DASHES = 4; // .dash-0 .. there
 const LABEL = 16; // pixels between the names of reference lines
+// A line that has a colour again is dashed, or dotted.
+const again = (index) => ["", " again-1", " again-2"][Math.floor(index / COLOURS) % 3];
 const MARKED = 12; // measured places that a logarithmic axis marks each by its own value
 
 // About `count` round numbers that cover [low, high].
@@ -143,7 +145,7 @@ mounts.curve = (section, place) => {
       const point = nearest(line, at);
       if (!point) return;
       cursor.append(dot(index, point, 4));
-      legend.append(el("span", {}, el("i", { class: `key-${index % COLOURS}` }), name, " ",
+      legend.append(el("span", {}, el("i", { class: `key-${index % COLOURS}${again(index)}` }), name, " ",
         el("b", {}, readable(point[1])), point[0] !== at && ` at ${readable(point[0])}`));
     });
   }
@@ -163,7 +165,7 @@ mounts.curve = (section, place) => {
     drawn = { x, y, box };
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
     refill(picture, frame(section, box, x, y, marks, lines), series.map(([, line], index) => [
-      svg("path", { class: `line stroke-${index % COLOURS}`, d: trail(line, x, y) }),
+      svg("path", { class: `line stroke-${index % COLOURS}${again(index)}`, d: trail(line, x, y) }),
       line.length <= 40 && line.filter(([, py]) => py !== null).map((point) => dot(index, point, 2.6)),
     ]));
     nameLines(picture, box, y, lines); // over the series, where they can be read

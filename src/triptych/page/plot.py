@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Line = Sequence[tuple[float, float]]
 
+LINES = ("-", "--", ":")  # for the first lines, for those that have the colours again, and so on
 COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
 # Colour and dashes of each reference line.
 REFERENCES = (("#777777", (5, 3)), ("#222222", (1, 2)), ("#777777", (9, 2, 2, 2)), ("#222222", (11, 4)))
@@ -87,8 +88,9 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     series = {name: _plottable(points, curve.log) for name, points in curve.series.items()}
     for number, (name, points) in enumerate(series.items()):
         xs, ys = zip(*points, strict=True) if points else ((), ())
-        marker = "o" if len(points) <= 40 else ""
-        axes.plot(xs, ys, label=_plain(name), color=COLOURS[number % len(COLOURS)], linewidth=1.6, marker=marker, ms=3)
+        again, colour = divmod(number, len(COLOURS))
+        style = {"linestyle": LINES[again % len(LINES)], "marker": "o" if len(points) <= 40 else ""}
+        axes.plot(xs, ys, label=_plain(name), color=COLOURS[colour], linewidth=1.6, ms=3, **style)
     shown = [(name, y) for name, y in curve.lines.items() if y > 0 or "y" not in curve.log]
     for number, (_, y) in enumerate(shown):
         grey, dashes = REFERENCES[number % len(REFERENCES)]
