@@ -185,7 +185,7 @@ def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch
 
 def test_one_head_cannot_read_four_places_and_can_read_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    read, four = HeadsVsWidthLab(steps=120)._read_places, Places(4, 12, (1, 2, 3, 4))
+    read, four = HeadsVsWidthLab()._read_places, Places(4, 12, (1, 2, 3, 4))
     assert read(1, Places(4, 12, (3,)), 0) > 0.9
     assert read(4, four, 0) > read(1, four, 0) + 0.1
 

@@ -184,7 +184,7 @@ def test_cosine_scores_fails_without_the_norms(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(reading_heads, "attention", without)
     claims = failed(small("cosine-scores"))
-    assert "cosine: answers right with weights 8 times as large" in claims
+    assert "cosine: answers right with weights 16 times as large" in claims
     assert "cosine: largest score before training, over √d" in claims
 
 

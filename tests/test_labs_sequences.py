@@ -218,5 +218,5 @@ def test_probe_passes_and_fails_when_what_it_tests_is_broken(
             "number of the subject, new words: right after the last layer",
             "selectivity after the last layer",
         } <= claims
-    monkeypatch.setattr(probe, "decoder", lambda setup: Model(new(smollm2.spec, 0)))
+    monkeypatch.setattr(probe, "decoder", lambda setup: Model(new(smollm2.spec, 0), smollm2.tokenizer))
     assert "verb of the right number preferred, in new sentences" in failed(labs.run("probe", Setup(seed=2)))

@@ -289,7 +289,7 @@ class TrainedHeadsLab(Lab):
             (
                 Check(
                     f"learned more with {most} heads than with {enough}, mean over what {enough} gained",
-                    fmean(more) / gained,
+                    fmean(more) / gained if gained else math.nan,
                     least=-0.5,
                     most=0.25,
                 ),
