@@ -107,10 +107,7 @@ def test_an_encoder_writes() -> None:
 def test_an_encoder_fails_on_a_text_without_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     shuffle(monkeypatch)
     result = small("encoder-writes")
-    assert {
-        "filled by the encoder, from a guess, 0, to the best, 1",
-        "written by the decoder after the rule",
-    } <= failed(result)
+    assert "written by the decoder after the rule" in failed(result)
     assert result.meaning.startswith("They have not learned what they were trained for")
 
 

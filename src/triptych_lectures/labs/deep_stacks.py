@@ -134,7 +134,6 @@ class NormPlacementLab(StackLab):
                 f" without a warm-up, and from {ended[1]} with one of {self.warmup:.0%} of the steps: on the mean"
                 f" {fmean(without):.2f} and {fmean(with_):.2f} of it.",
                 (
-                    Check(f"{post}, no warm-up: learned, mean", fmean(without), most=LEARNED),
                     Check(
                         f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2
                     ),
@@ -144,8 +143,7 @@ class NormPlacementLab(StackLab):
             ),
             Clause(
                 f"Pre-norm learns at every depth either way ({worst:.1%} of it or more). Control: shuffled answers are"
-                " not"
-                " learned.",
+                " not learned.",
                 (
                     Check(
                         "pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED
@@ -165,8 +163,7 @@ class NormPlacementLab(StackLab):
             most = min(learned[PRE, rise, deep][0] for rise in (WITHOUT, WITH))
             clauses.append(
                 Clause(
-                    f"In {deep} layers this warm-up is not enough: post-norm learned {best:.2f} at most with and"
-                    " without"
+                    f"In {deep} layers this warm-up is not enough: post-norm learned {best:.2f} at most with and without"
                     f" it, pre-norm {most:.2f} or more.",
                     (
                         Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),

@@ -9,6 +9,7 @@ attention is enough, or several at once, which one pattern can only give as a su
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise, product
 from statistics import fmean
 
