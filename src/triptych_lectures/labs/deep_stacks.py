@@ -163,8 +163,8 @@ class NormPlacementLab(StackLab):
             most = min(learned[PRE, rise, deep][0] for rise in (WITHOUT, WITH))
             clauses.append(
                 Clause(
-                    f"In {deep} layers this warm-up is not enough: post-norm learned {best:.2f} at most with and without"
-                    f" it, pre-norm {most:.2f} or more.",
+                    f"In {deep} layers this warm-up is not enough: post-norm learned {best:.2f} at most with and"
+                    f" without it, pre-norm {most:.2f} or more.",
                     (
                         Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),
                         Check(f"pre-norm, {deep} layers: learned, the worse of both", most, least=LEARNED),
