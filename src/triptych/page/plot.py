@@ -89,8 +89,10 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     for number, (name, points) in enumerate(series.items()):
         xs, ys = zip(*points, strict=True) if points else ((), ())
         again, colour = divmod(number, len(COLOURS))
-        style = {"linestyle": LINES[again % len(LINES)], "marker": "o" if len(points) <= 40 else ""}
-        axes.plot(xs, ys, label=_plain(name), color=COLOURS[colour], linewidth=1.6, ms=3, **style)
+        style, marker = LINES[again % len(LINES)], "o" if len(points) <= 40 else ""
+        axes.plot(
+            xs, ys, label=_plain(name), color=COLOURS[colour], linestyle=style, linewidth=1.6, marker=marker, ms=3
+        )
     shown = [(name, y) for name, y in curve.lines.items() if y > 0 or "y" not in curve.log]
     for number, (_, y) in enumerate(shown):
         grey, dashes = REFERENCES[number % len(REFERENCES)]
