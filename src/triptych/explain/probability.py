@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,23 +40,25 @@ def explain_probability(model: Model, text: str | Sequence[int]) -> Walk:
     ids, _ = checked(model, text, 0, 0)
     if not 2 <= len(ids) <= MOST:
         raise InputError(f"the text has {len(ids)} token{'s' * (len(ids) != 1)}; give one of 2 to {MOST}")
-    p = model.logits([ids])[0][:-1].cpu().double().softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
+    logits = model.logits([ids])[0][:-1].cpu()
+    p = logits.double().softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
     nats = float(-p.log().sum())
     each = nats / len(p)
     size = f"{float(p.prod()):.3g}" if nats < LEAST else f"e^−{nats:.0f}"
     outcome = (
-        f"P = {size} after the first token: {len(p)} tokens of {each:.3f} nats each, perplexity {math.exp(each):.2f}"
+        f"P = {size} after the first token: {len(p)} tokens of {each:.3f} nats each, perplexity {np.exp(each):.2f}"
     )
     facts = [("Model", model.spec.family), ("Text", text if isinstance(text, str) else " ".join(map(str, text)))]
-    return Walk("The probability of a text", facts, _steps(model, ids, p), outcome)
+    return Walk("The probability of a text", facts, _steps(model, ids, logits, p), outcome)
 
 
-def _steps(model: Model, ids: Sequence[int], p: Tensor) -> list[WalkStep]:
-    """From the tokens to their product; `p` is the probability of each but the first."""
+def _steps(model: Model, ids: Sequence[int], logits: Tensor, p: Tensor) -> list[WalkStep]:
+    """From the tokens to their product; `logits` are those after each token but the last, and `p` is the probability of
+    each but the first."""
     names, rows = name_tokens(model, ids), torch.tensor(ids)
     shown_ids = ShownTensor("ids", "ids", "N", rows, columns=names)
     after = [f"… {name}" for name in names[:-1]]
-    predicted = ShownTensor("logits", "l", "N V", model.logits([ids])[0][:-1].cpu(), after)
+    predicted = ShownTensor("logits", "l", "N V", logits, after)
     columns = ["p", "−ln p"]
     chances = ShownTensor("p", "p", "N ·", torch.stack([p, -p.log()], 1), names[1:], columns, whole=True)
     nats = -p.log().sum()
