@@ -126,7 +126,8 @@ class NormPlacementLab(StackLab):
         worst = min(min(own) for (name, _, _), own in learned.items() if name == PRE)
         apart = [learned[PRE, WITH, depth][0] - learned[PRE, WITHOUT, depth][0] for depth in self.depths]
         without, with_ = (learned[POST, rise, self.moderate] for rise in (WITHOUT, WITH))
-        ended = [f"{sum(own >= LEARNED for own in some)} of {self.draws}" for some in (without, with_)]
+        counts = [sum(own >= LEARNED for own in some) for some in (without, with_)]
+        ended = [f"{count} of {self.draws}" for count in counts]
         post = f"post-norm, {self.moderate} layers"
         clauses = [
             Clause(
@@ -138,6 +139,7 @@ class NormPlacementLab(StackLab):
                         f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2
                     ),
                     Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
+                    Check(f"{post}: initializations that learned, more with a warm-up", counts[1] - counts[0], least=1),
                 ),
                 "A warm-up did not decide whether post-norm learns",
             ),
