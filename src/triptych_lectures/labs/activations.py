@@ -26,7 +26,7 @@ from .generated_tasks import (
     training_curve,
     with_positions,
 )
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, mean_interval, rate_interval, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, mean_interval, rate_interval, size
 from .small_models import block, parameters
 
 NONE, RELU, GELU, SWIGLU = "no MLP", "ReLU", "GELU", "SwiGLU"
@@ -92,33 +92,29 @@ class ActivationsLab(Lab):
         worst = min(fmean(_more(trained[name], none)) for name in KINDS[1:])
         copies = [kind.copy.learned for kind in trained.values()]
         return (
-            Clause(
+            clause(
                 f"SwiGLU learned more than ReLU of a random table of {self.symbols} times {self.symbols} entries in"
                 f" {more} of {self.draws} tables (95% interval of the rate: {first:.2f} to {last:.2f}), by"
                 f" {fmean(gated):.3f} on the mean (95% interval {low:.3f} to {high:.3f}), with {relu.parameters:,}"
                 f" parameters each: {trained[SWIGLU].learned:.0%} against {relu.learned:.0%}.",
-                (
-                    Check("SwiGLU learned more than ReLU, the low end of the mean's 95% interval", low, least=0.0),
-                    Check("parameters, SwiGLU over ReLU", trained[SWIGLU].parameters / relu.parameters, most=1.0),
-                ),
-                "SwiGLU was not seen to learn more than ReLU",
+                Check("SwiGLU learned more than ReLU, the low end of the mean's 95% interval", low, least=0.0),
+                Check("parameters, SwiGLU over ReLU", trained[SWIGLU].parameters / relu.parameters, most=1.0),
+                instead="SwiGLU was not seen to learn more than ReLU",
             ),
-            Clause(
+            clause(
                 f"GELU and ReLU learn the same to within {EQUAL:g}: GELU learned {fmean(smooth):+.3f} more on the mean"
                 f" (95% interval {gelu_low:.3f} to {gelu_high:.3f}).",
-                (Check("GELU learned more than ReLU, mean of the tables", fmean(smooth), -EQUAL, EQUAL),),
-                "GELU and ReLU did not learn the same",
+                Check("GELU learned more than ReLU, mean of the tables", fmean(smooth), -EQUAL, EQUAL),
+                instead="GELU and ReLU did not learn the same",
             ),
-            Clause(
+            clause(
                 f"Controls: without an MLP a block learns {worst:.2f} less than with the worst; copying the symbol"
                 " before, which needs no MLP, is learned alike by all; shuffled answers are learned by none.",
-                (
-                    Check("control: learned less without an MLP than with the worst", worst, least=EQUAL),
-                    Check("control: copying: learned, the least", min(copies), least=0.9),
-                    Check("control: copying: most learned less least", max(copies) - min(copies), most=EQUAL),
-                    Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                ),
-                "Something else than the activation was compared",
+                Check("control: learned less without an MLP than with the worst", worst, least=EQUAL),
+                Check("control: copying: learned, the least", min(copies), least=0.9),
+                Check("control: copying: most learned less least", max(copies) - min(copies), most=EQUAL),
+                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                instead="Something else than the activation was compared",
             ),
         )
 

@@ -18,7 +18,7 @@ from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
@@ -89,28 +89,24 @@ class AlignmentLab(Lab):
         before = untrained.hits(untrained.patterns()[layer])[-1]
         diagonal, on_partner = subject.share(subject.straight), "whose strongest attention is on a true partner"
         conclusion = (
-            Clause(
+            clause(
                 f"To write a letter the decoder attends to the one it comes from, though no alignment was trained: for"
                 f" {mean:.0%} of the letters the strongest weight is on a true partner. The diagonal meets"
                 f" {diagonal:.0%}, and where it misses, the weights still meet {moved:.0%}. Control: before training"
                 f" they met {before:.0%}.",
-                (
-                    Check(f"letters {on_partner}", mean, least=0.6),
-                    Check(f"letters {on_partner}, less those of the diagonal", mean - diagonal, least=0.1),
-                    Check(f"letters that the diagonal misses {on_partner}", moved, least=0.45),
-                    Check(f"letters {on_partner}, less those before training", mean - before, least=0.2),
-                ),
-                "The strongest weights do not follow the alignment",
+                Check(f"letters {on_partner}", mean, least=0.6),
+                Check(f"letters {on_partner}, less those of the diagonal", mean - diagonal, least=0.1),
+                Check(f"letters that the diagonal misses {on_partner}", moved, least=0.45),
+                Check(f"letters {on_partner}, less those before training", mean - before, least=0.2),
+                instead="The strongest weights do not follow the alignment",
             ),
-            Clause(
+            clause(
                 f"It uses what it attends to: of the letters {sees_all:.0%} are right, with their partners hidden"
                 f" {not_partners:.0%}, and with as many others hidden, the control, {not_others:.0%}.",
-                (
-                    Check("letters right", sees_all, least=0.75),
-                    Check("letters right with their partners hidden", not_partners, most=0.35),
-                    Check("control: letters lost with as many others hidden", sees_all - not_others, most=0.2),
-                ),
-                "What is written does not depend on the partners alone",
+                Check("letters right", sees_all, least=0.75),
+                Check("letters right with their partners hidden", not_partners, most=0.35),
+                Check("control: letters lost with as many others hidden", sees_all - not_others, most=0.2),
+                instead="What is written does not depend on the partners alone",
             ),
         )
         remarks = (

@@ -20,7 +20,7 @@ from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe import Edit, LinkTable, Where
 from triptych.probe.role_scores import at_offset, mean_weight
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
 from .pretrained import decoder, head_maps
 from .small_models import curve
 
@@ -133,45 +133,37 @@ class BankLab(Lab):
 
     def _separated(self, lowest: float, word: float, before: float, nothing_else: float) -> Clause:
         share = "share of the separation left when"
-        return Clause(
+        return clause(
             f"Attention moves what {self.word!r} or {self.other_word!r} say into {self.ambiguous!r}: its two vectors"
             f" enter alike and separate, to a cosine of {lowest:.2f}. With this one link cut {word:.0%} of the"
             f" separation is left; with another link cut, the control, {before:.0%}.",
-            (
-                Check("lowest cosine in a later layer", lowest, most=0.9),
-                Check(f"{share} {self.link}", word, most=0.3),
-                Check("separation left if the sentences differ in no other word", nothing_else, most=1e-4),
-                Check(f"control: {share} it cannot see the word before that one instead", before, least=0.7),
-            ),
-            "It is not this link that separates the two vectors",
+            Check("lowest cosine in a later layer", lowest, most=0.9),
+            Check(f"{share} {self.link}", word, most=0.3),
+            Check("separation left if the sentences differ in no other word", nothing_else, most=1e-4),
+            Check(f"control: {share} it cannot see the word before that one instead", before, least=0.7),
+            instead="It is not this link that separates the two vectors",
         )
 
     def _few_heads(self, few: float, control: float, weight: float) -> Clause:
         share = f"share of the separation left without the {self.readers} strongest readers of"
-        return Clause(
+        return clause(
             f"A few early heads do it: without the {self.readers} strongest readers of the first third of the layers"
             f" {few:.0%} of the separation is left; control: without as many later heads, which read the word"
             f" {weight:.2f} times as strongly, {control:.0%}.",
-            (
-                Check(f"{share} the first third of the layers", few, most=0.6),
-                Check(f"control: {share} the other layers", control, least=0.8),
-                Check(
-                    "weight of the later readers on the deciding word, over that of the early ones", weight, least=0.6
-                ),
-            ),
-            "It is not a few early heads that separate them",
+            Check(f"{share} the first third of the layers", few, most=0.6),
+            Check(f"control: {share} the other layers", control, least=0.8),
+            Check("weight of the later readers on the deciding word, over that of the early ones", weight, least=0.6),
+            instead="It is not a few early heads that separate them",
         )
 
     def _two_senses(self, senses: Senses) -> Clause:
         apart, as_far = senses.apart(senses.true), senses.as_far()
-        return Clause(
+        return clause(
             f"Words of one sense are nearer to each other than to those of the other, by {apart:.2f}; of all ways to"
             f" part the {len(senses.cosines)} sentences in two such groups {as_far:.0%} separate them as far.",
-            (
-                Check("cosine within a sense, less that between senses", apart, least=0.02),
-                Check("control: share of the ways to part the sentences that separate as far", as_far, most=0.05),
-            ),
-            "The vectors do not tell the two senses apart",
+            Check("cosine within a sense, less that between senses", apart, least=0.02),
+            Check("control: share of the ways to part the sentences that separate as far", as_far, most=0.05),
+            instead="The vectors do not tell the two senses apart",
         )
 
     def _content(self, content: Content, link: LinkTable) -> Clause:
@@ -179,17 +171,13 @@ class BankLab(Lab):
         own = next(row for row in link.rows if (row.layer, row.head) == content.head)
         tested = f"`heads --link {self.ambiguous}:{self.word}` puts other words in its place, to which this head gives"
         tested += f" {own.null:.2f}, and finds {len(link.above)} of {len(link.rows)} heads beyond chance,"
-        return Clause(
+        return clause(
             f"{content.name.capitalize()} gives the deciding words {content.weight:.2f} of its weight, and the word"
             f" before any other token {content.elsewhere:.2f}. It was found on these sentences: {tested}"
             f" {'this one among them' if own.above else 'this one not among them'} (p {own.p:.2g}).",
-            (
-                Check(
-                    f"{content.name}: weight to {self.word!r} and {self.other_word!r}, mean", content.weight, least=0.6
-                ),
-                Check(f"{content.name}: weight of other words to the one before", content.elsewhere, most=0.25),
-            ),
-            "No head reads the deciding words, and no others from the word before them",
+            Check(f"{content.name}: weight to {self.word!r} and {self.other_word!r}, mean", content.weight, least=0.6),
+            Check(f"{content.name}: weight of other words to the one before", content.elsewhere, most=0.25),
+            instead="No head reads the deciding words, and no others from the word before them",
         )
 
 

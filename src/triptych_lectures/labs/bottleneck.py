@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import TableSection
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, growth, line_table, parameters, power
 
 WARMUP = 20  # training steps
@@ -61,39 +61,31 @@ class BottleneckLab(Lab):
         parameter_ratio = sizes["attention"] / sizes[wide_one]
         right_at, chance = "symbols right at length", 1 / self.symbols
         conclusion = (
-            Clause(
+            clause(
                 f"A vector of {self.narrow} numbers copies a source of {first} and loses more the longer the source is:"
                 f" {narrow[-1]:.0%} of {last} symbols are right. {self.wide} numbers carry more, {wide[-1]:.0%} of"
                 f" {last}, and not all of it either, after the same training.",
-                (
-                    Check(f"{narrow_one}: {right_at} {first}", narrow[0], least=0.95),
-                    Check(f"{narrow_one}: {right_at} {last}", narrow[-1], least=chance, most=0.5),
-                    Check(f"{wide_one}: {right_at} {last}, more than {self.narrow}", wide[-1] - narrow[-1], least=0.1),
-                    Check(f"{wide_one}: {right_at} {last}", wide[-1], most=0.8),
-                ),
-                "That a fixed vector loses long sources, and a narrow one more, was not seen",
+                Check(f"{narrow_one}: {right_at} {first}", narrow[0], least=0.95),
+                Check(f"{narrow_one}: {right_at} {last}", narrow[-1], least=chance, most=0.5),
+                Check(f"{wide_one}: {right_at} {last}, more than {self.narrow}", wide[-1] - narrow[-1], least=0.1),
+                Check(f"{wide_one}: {right_at} {last}", wide[-1], most=0.8),
+                instead="That a fixed vector loses long sources, and a narrow one more, was not seen",
             ),
-            Clause(
+            clause(
                 f"With attention the narrow vector is enough at every length ({min(attention):.0%} right or more),"
                 " because the decoder reads the states of the source instead, and with fewer parameters than the wide"
                 " vector takes.",
-                (
-                    Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-                    Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
-                ),
-                "Attention did not make up for the narrow vector",
+                Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
+                Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
+                instead="Attention did not make up for the narrow vector",
             ),
-            Clause(
+            clause(
                 f"Before training each further step back through a GRU leaves {each:.2f} of the gradient. Attention"
                 " reaches any place in one step, and its gradient falls only as the weight of one place among T, as T"
                 f" to the power {falls:.2f}.",
-                (
-                    Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
-                    Check(
-                        f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8
-                    ),
-                ),
-                "The gradients of new states did not fall as claimed",
+                Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
+                Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
+                instead="The gradients of new states did not fall as claimed",
             ),
         )
         remarks = (

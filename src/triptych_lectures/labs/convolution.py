@@ -22,7 +22,7 @@ from triptych.spec import attention, causal
 from triptych.train import OptimizerSettings, Schedule
 from .counting import longest_chain, products
 from .generated_tasks import Places, TrainingBudget, attention_alone, trained_head
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, descend, line_table, parameters
 
 PLAIN, DILATED, RECURRENT, ATTENTION = "convolutions", "dilated convolutions", "GRU", "attention"
@@ -99,39 +99,33 @@ class ConvolutionLab(Lab):
         constant = max(chain[name] for name in (PLAIN, DILATED, ATTENTION))
         near, far = (self.reach(name, self.layers) for name in (PLAIN, DILATED))
         conclusion = (
-            Clause(
+            clause(
                 f"{self.layers} convolutions of width {self.kernel} name the symbol up to {near} places back, with"
                 f" dilation up to {far} ({min(inside):.1%} right or more), and at any distance beyond no more than"
                 f" guessing gives ({max(beyond):.0%} at most): the receptive field says exactly where they fail.",
-                (
-                    Check("inside the receptive field: right, the worst distance", min(inside), least=0.95),
-                    Check("beyond it: right, the best distance", max(beyond), most=chance + 0.05),
-                ),
-                "The receptive field did not say where the stacks fail",
+                Check("inside the receptive field: right, the worst distance", min(inside), least=0.95),
+                Check("beyond it: right, the best distance", max(beyond), most=chance + 0.05),
+                instead="The receptive field did not say where the stacks fail",
             ),
-            Clause(
+            clause(
                 f"Two tokens {last} apart are connected by {layers[PLAIN][-1]:g} layers, n / (k - 1), with dilation by"
                 f" {layers[DILATED][-1]:g}, which grows as the logarithm, and by one layer of attention: trained on"
                 f" distance {self.farthest}, beyond both stacks, it is right in {attended:.0%}.",
-                (
-                    Check("layers needed, by gradients: the largest difference from the formula", off, most=0),
-                    Check(f"one layer of attention: right at distance {self.farthest}", attended, least=0.95),
-                ),
-                "The layers that connect two tokens were not as claimed",
+                Check("layers needed, by gradients: the largest difference from the formula", off, most=0),
+                Check(f"one layer of attention: right at distance {self.farthest}", attended, least=0.95),
+                instead="The layers that connect two tokens were not as claimed",
             ),
-            Clause(
+            clause(
                 f"In rows {times:g} times as long, a GRU's chain of products that wait for one another is"
                 f" {chain[RECURRENT]:.3g} times as long; that of convolutions and attention stays as it was. The FLOPs"
                 f" of convolutions grow {flops[PLAIN]:.3g} times, those of attention {flops[ATTENTION]:.3g} times.",
-                (
-                    Check("GRU: growth of the chain over that of the row", chain[RECURRENT] / times, 0.9, 1.1),
-                    Check("convolutions and attention: growth of the chain, the largest", constant, 1, 1),
-                    Check("convolutions: growth of the FLOPs over that of the row", flops[PLAIN] / times, 0.99, 1.01),
-                    Check("attention: growth of the FLOPs over that of the row", flops[ATTENTION] / times, least=1.1),
-                ),
-                "The costs did not grow as claimed",
+                Check("GRU: growth of the chain over that of the row", chain[RECURRENT] / times, 0.9, 1.1),
+                Check("convolutions and attention: growth of the chain, the largest", constant, 1, 1),
+                Check("convolutions: growth of the FLOPs over that of the row", flops[PLAIN] / times, 0.99, 1.01),
+                Check("attention: growth of the FLOPs over that of the row", flops[ATTENTION] / times, least=1.1),
+                instead="The costs did not grow as claimed",
             ),
-        )  # fmt: skip
+        )
         rows = [
             [name, f"{line[0].parameters:,}", *(f"{one.flops:,}" for one in line), *(f"{one.chain}" for one in line)]
             for name, line in costs.items()

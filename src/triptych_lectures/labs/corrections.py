@@ -20,7 +20,7 @@ from triptych.files import tables_of
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
-from .lab import Check, Checks, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Checks, Clause, Lab, LabResult, Setup, clause, size
 from .small_models import parameters
 
 _TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
@@ -50,7 +50,13 @@ class CorrectionsLab(Lab):
             own = decide(statements)
             labels = [(lecture, statement), *[("", "")] * (len(own) - 1)]
             rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
-            conclusion.append(Clause(finding, own, f"“{statement}” ({lecture}) is not refuted"))
+            conclusion.append(
+                clause(
+                    finding,
+                    *own,
+                    instead=f"“{statement}” ({lecture}) is not refuted",
+                )
+            )
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
         remarks = "The models have random weights or none: shapes and arithmetic decide, not training."
         question = "Which statements of the lectures do not hold?"

@@ -32,7 +32,7 @@ from .generated_tasks import (
     train,
     training_curve,
 )
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import block, decoder, geometric_mean, line_table, power
 
 PlacementRuns = dict[tuple[str, str, int], list[TrainedRun]]
@@ -130,48 +130,38 @@ class NormPlacementLab(StackLab):
         ended = [f"{count} of {self.draws}" for count in counts]
         post = f"post-norm, {self.moderate} layers"
         clauses = [
-            Clause(
+            clause(
                 f"Post-norm of {self.moderate} layers learns at least half of the task from {ended[0]} initializations"
                 f" without a warm-up, and from {ended[1]} with one of {self.warmup:.0%} of the steps: on the mean"
                 f" {fmean(without):.2f} and {fmean(with_):.2f} of it.",
-                (
-                    Check(
-                        f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2
-                    ),
-                    Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
-                    Check(f"{post}: initializations that learned, more with a warm-up", counts[1] - counts[0], least=1),
-                ),
-                "A warm-up did not decide whether post-norm learns",
+                Check(f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2),
+                Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
+                Check(f"{post}: initializations that learned, more with a warm-up", counts[1] - counts[0], least=1),
+                instead="A warm-up did not decide whether post-norm learns",
             ),
-            Clause(
+            clause(
                 f"Pre-norm learns at every depth either way ({worst:.1%} of it or more). Control: shuffled answers are"
                 " not learned.",
-                (
-                    Check(
-                        "pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED
-                    ),
-                    Check(
-                        "control: pre-norm: learned more or less with a warm-up, at the depth where it is most",
-                        max(map(abs, apart)),
-                        most=LEARNED / 2,
-                    ),
-                    Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                Check("pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED),
+                Check(
+                    "control: pre-norm: learned more or less with a warm-up, at the depth where it is most",
+                    max(map(abs, apart)),
+                    most=LEARNED / 2,
                 ),
-                "Pre-norm needed a warm-up, or did not learn",
+                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                instead="Pre-norm needed a warm-up, or did not learn",
             ),
         ]
         if (deep := self.depths[-1]) > self.moderate:
             best = max(learned[POST, rise, deep][0] for rise in (WITHOUT, WITH))
             most = min(learned[PRE, rise, deep][0] for rise in (WITHOUT, WITH))
             clauses.append(
-                Clause(
+                clause(
                     f"In {deep} layers this warm-up is not enough: post-norm learned {best:.2f} at most with and"
                     f" without it, pre-norm {most:.2f} or more.",
-                    (
-                        Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),
-                        Check(f"pre-norm, {deep} layers: learned, the worse of both", most, least=LEARNED),
-                    ),
-                    "The deepest stacks did not go as claimed",
+                    Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),
+                    Check(f"pre-norm, {deep} layers: learned, the worse of both", most, least=LEARNED),
+                    instead="The deepest stacks did not go as claimed",
                 )
             )
         return tuple(clauses)
@@ -253,36 +243,30 @@ class ResidualScalingLab(StackLab):
         ends = {way: fmean(run.learned for run in runs[way, deep]) for way in WAYS}
         grows, later = "the stream's variance before training grows as depth to the power", "steps later than scaled"
         return (
-            Clause(
+            clause(
                 "The variances of what the sublayers add sum up: a new stack of"
                 f" {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance of its embedding, and with"
                 f" {growth[SCALED][-1]:.1f} times where the matrices that write are divided by √(2L).",
-                (
-                    Check(f"not scaled: {grows}", plain, least=0.5, most=1.5),
-                    Check(f"scaled: {grows}", scaled, least=-0.25, most=0.25),
-                ),
-                "The stream of new stacks did not grow as claimed",
+                Check(f"not scaled: {grows}", plain, least=0.5, most=1.5),
+                Check(f"scaled: {grows}", scaled, least=-0.25, most=0.25),
+                instead="The stream of new stacks did not grow as claimed",
             ),
-            Clause(
+            clause(
                 f"Trained, {deep} layers learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]}"
                 f" unscaled; in {shallow} layers, where there is little to scale, the delay is {early:.0f} steps.",
-                (
-                    Check(f"scaled, {deep} layers: learned", ends[SCALED], least=LEARNED),
-                    Check(f"not scaled, {deep} layers: {later} to learn half", late, least=LAST / 2),
-                    Check(f"control: delay at {deep} layers less that at {shallow}, steps", late - early, least=1.0),
-                ),
-                "Scaling did not make deep stacks learn sooner",
+                Check(f"scaled, {deep} layers: learned", ends[SCALED], least=LEARNED),
+                Check(f"not scaled, {deep} layers: {later} to learn half", late, least=LAST / 2),
+                Check(f"control: delay at {deep} layers less that at {shallow}, steps", late - early, least=1.0),
+                instead="Scaling did not make deep stacks learn sooner",
             ),
-            Clause(
+            clause(
                 f"Soonest are stacks whose layers begin by adding nothing, after {half[ZERO]} steps. At this width 0.02"
                 f" learns as well ({half[FIXED]}); matrices 4 times too large learn {ends[LARGE]:.0%} of the task.",
-                (
-                    Check(f"outputs that begin at 0, {deep} layers: {later}", -_before(runs, ZERO, deep), most=0.0),
-                    Check(f"all 0.02, {deep} layers: learned", ends[FIXED], least=LEARNED),
-                    Check(f"all 4 times larger, {deep} layers: learned", ends[LARGE], most=LEARNED),
-                    Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                ),
-                "The other ways to begin did not go as claimed",
+                Check(f"outputs that begin at 0, {deep} layers: {later}", -_before(runs, ZERO, deep), most=0.0),
+                Check(f"all 0.02, {deep} layers: learned", ends[FIXED], least=LEARNED),
+                Check(f"all 4 times larger, {deep} layers: learned", ends[LARGE], most=LEARNED),
+                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                instead="The other ways to begin did not go as claimed",
             ),
         )
 

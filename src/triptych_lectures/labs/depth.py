@@ -10,7 +10,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, decoder, examples, geometric_mean, growth, line_table, power
 
 VOCAB = 97
@@ -46,49 +46,36 @@ class DepthLab(Lab):
         arriving = {name: arrives[name][-1] for name in STACKS}
         over = f"{deep} layers: gradient at the first block over the last"
         conclusion = (
-            Clause(
+            clause(
                 "x + f(x) passes the gradient on whatever f is: with a residual stream the first of"
                 f" {deep} blocks gets {arriving['pre-norm']:.2g} times the gradient of the last under pre-norm and"
                 f" {arriving['post-norm']:.2g} times under post-norm.",
-                (
-                    Check(f"pre-norm, {over}", arriving["pre-norm"], least=0.5, most=float(deep)),
-                    Check(f"post-norm, {over}", arriving["post-norm"], least=1 / deep, most=float(deep)),
-                ),
-                "The residual stream did not carry the gradient",
+                Check(f"pre-norm, {over}", arriving["pre-norm"], least=0.5, most=float(deep)),
+                Check(f"post-norm, {over}", arriving["post-norm"], least=1 / deep, most=float(deep)),
+                instead="The residual stream did not carry the gradient",
             ),
-            Clause(
+            clause(
                 f"Without the stream each layer multiplies what passes: {fall:.2f} of it is left after each, and {deep}"
                 f" layers leave {arriving['no residual']:.0e}.",
-                (Check("no residual: share of that ratio left after each further layer", fall, most=0.8),),
-                "The gradient arrived without the residual stream",
+                Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
+                instead="The gradient arrived without the residual stream",
             ),
-            Clause(
+            clause(
                 "With a norm before each sublayer the gradient does not vanish without the addition either:"
                 f" {arriving['no residual, with norms']:.2g} of the last arrives at the first. So its size alone is not"
                 " what the stream is for.",
-                (
-                    Check(
-                        f"no residual, with norms, {over}", arriving["no residual, with norms"], 1 / deep, float(deep)
-                    ),
-                ),
-                "Norms alone did not keep the size of the gradient",
+                Check(f"no residual, with norms, {over}", arriving["no residual, with norms"], 1 / deep, float(deep)),
+                instead="Norms alone did not keep the size of the gradient",
             ),
-            Clause(
+            clause(
                 "What the placement of the norm changes is the top: under pre-norm the gradient of the last block's"
                 f" weights falls with depth L as L to the power {goes['pre-norm']:.2f}, near the 1/√L of Xiong et al.;"
                 f" under post-norm it does not ({goes['post-norm']:+.2f}).",
-                (
-                    Check(
-                        "pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25
-                    ),
-                    Check(
-                        "post-norm: the last block's gradient grows as depth to the power",
-                        goes["post-norm"],
-                        -0.15,
-                        0.2,
-                    ),
+                Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
+                Check(
+                    "post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.2
                 ),
-                "The placement of the norm did not decide what the last block gets",
+                instead="The placement of the norm did not decide what the last block gets",
             ),
         )
         remarks = (

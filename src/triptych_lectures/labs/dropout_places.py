@@ -32,7 +32,7 @@ from .generated_tasks import (
     train,
     training_curve,
 )
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import block, decoder
 
 NONE, WEIGHTS, OUTPUTS, EMBEDDINGS, STREAM = (
@@ -117,39 +117,31 @@ class DropoutPlacesLab(Lab):
         most = max(cost.values(), key=abs)
         shown = ", ".join(f"{place} {stacks[place, deep].right:.0%}" for place in USUAL)
         return (
-            Clause(
+            clause(
                 f"In {deep} layers dropout of {self.dropped:g} at the usual places changes little: {shown} right, and"
                 f" {none.right:.0%} without dropout.",
-                (
-                    Check(f"no dropout, {deep} layers: right", none.right, least=0.9),
-                    Check(f"usual places, {deep} layers: right less than without, furthest from 0", most, -0.1, 0.1),
-                ),
-                "The usual places were not alike, or the task was not learned",
+                Check(f"no dropout, {deep} layers: right", none.right, least=0.9),
+                Check(f"usual places, {deep} layers: right less than without, furthest from 0", most, -0.1, 0.1),
+                instead="The usual places were not alike, or the task was not learned",
             ),
-            Clause(
+            clause(
                 "What must not be dropped is the residual stream itself, the sum in place of what is added:"
                 f" {stream.right:.0%} right with {deep} layers, {early.right:.0%} with {shallow}. Its zeros multiply"
                 f" over {2 * deep} sums: two passes of one row through a new stack end with a cosine of"
                 f" {stream.cosine:.2f}, with dropout on the outputs {stacks[OUTPUTS, deep].cosine:.2f}.",
-                (
-                    Check(
-                        f"residual stream, {deep} layers: right less than without",
-                        none.right - stream.right,
-                        least=0.25,
-                    ),
-                    Check(f"control: residual stream, {shallow} layers: right", early.right, least=0.5),
-                    Check("cosine of two passes: outputs, more than the stream", self._closer(stacks), least=0.25),
+                Check(
+                    f"residual stream, {deep} layers: right less than without", none.right - stream.right, least=0.25
                 ),
-                "That depth does not bear dropout on the stream was not seen",
+                Check(f"control: residual stream, {shallow} layers: right", early.right, least=0.5),
+                Check("cosine of two passes: outputs, more than the stream", self._closer(stacks), least=0.25),
+                instead="That depth does not bear dropout on the stream was not seen",
             ),
-            Clause(
+            clause(
                 f"Controls: without dropout the changed block computes what the usual one does; trained on shuffled"
                 f" answers {shuffled:.0%} are right, by chance.",
-                (
-                    Check("control: logits of the two blocks without dropout, largest difference", same, most=1e-4),
-                    Check("control: right, trained on shuffled answers", shuffled, most=1 / self.symbols + 0.1),
-                ),
-                "The control did not hold",
+                Check("control: logits of the two blocks without dropout, largest difference", same, most=1e-4),
+                Check("control: right, trained on shuffled answers", shuffled, most=1 / self.symbols + 0.1),
+                instead="The control did not hold",
             ),
         )
 

@@ -27,7 +27,7 @@ from .generated_tasks import (
     train,
     training_curve,
 )
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import block, decoder
 
 SMALL, UNIT, LARGE = "0.02", "1/√d", "1"  # standard deviations of the tokens' numbers
@@ -89,48 +89,40 @@ class EmbeddingScaleLab(Lab):
         sooner = {name: half[name, False] - half[name, True] for name in DEVIATIONS}
         d, later = self.widths[-1], "steps sooner with √d to learn half"
         return (
-            Clause(
+            clause(
                 f"Beside sinusoids of width {d}, tokens drawn with 1/√d are {share[UNIT, False]:.1%} of what the first"
                 f" norm gives, and {share[UNIT, True]:.0%} with √d. Drawn with 0.02 they are {share[SMALL, False]:.2%}"
                 f" and {share[SMALL, True]:.0%}; with 1, {share[LARGE, False]:.0%} and {share[LARGE, True]:.1%}: then"
                 " √d leaves almost nothing of the positions.",
-                (
-                    Check(f"1/√d, d {d}, no √d: share of the token", share[UNIT, False], most=0.1),
-                    Check(f"1/√d, d {d}, √d: share of the token", share[UNIT, True], least=0.5, most=0.8),
-                    Check(f"1, d {d}, no √d: share of the token", share[LARGE, False], least=0.5, most=0.8),
-                    Check(f"1, d {d}, √d: share of the token", share[LARGE, True], least=0.95),
-                ),
-                "√d did not decide the share of the token",
+                Check(f"1/√d, d {d}, no √d: share of the token", share[UNIT, False], most=0.1),
+                Check(f"1/√d, d {d}, √d: share of the token", share[UNIT, True], least=0.5, most=0.8),
+                Check(f"1, d {d}, no √d: share of the token", share[LARGE, False], least=0.5, most=0.8),
+                Check(f"1, d {d}, √d: share of the token", share[LARGE, True], least=0.95),
+                instead="√d did not decide the share of the token",
             ),
-            Clause(
+            clause(
                 f"Naming the symbol one place back is half learned after {half[UNIT, True]:.0f} steps with √d and"
                 f" {half[UNIT, False]:.0f} without where tokens are drawn with 1/√d, after {half[SMALL, True]:.0f} and"
                 f" {half[SMALL, False]:.0f} with 0.02.",
-                (
-                    Check(f"1/√d: {later}", sooner[UNIT], least=float(LAST)),
-                    Check(f"0.02: {later}", sooner[SMALL], least=float(LAST)),
-                ),
-                "√d did not make small tokens learn sooner",
+                Check(f"1/√d: {later}", sooner[UNIT], least=float(LAST)),
+                Check(f"0.02: {later}", sooner[SMALL], least=float(LAST)),
+                instead="√d did not make small tokens learn sooner",
             ),
-            Clause(
+            clause(
                 f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
                 f" {half[LARGE, True]:.0f} with it. The factor is no rule of its own: tokens of the size of the"
                 " positions are what training needs, and 1 without √d is as good as 1/√d with it.",
-                (
-                    Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
-                    Check("1 without √d, later than 1/√d with it", half[LARGE, False] - half[UNIT, True], -LAST, LAST),
-                ),
-                "Large tokens did not lose by √d",
+                Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
+                Check("1 without √d, later than 1/√d with it", half[LARGE, False] - half[UNIT, True], -LAST, LAST),
+                instead="Large tokens did not lose by √d",
             ),
-            Clause(
+            clause(
                 f"Controls: where the answer is the symbol at hand and the order does not matter, √d costs tokens of"
                 f" deviation 1 {alone[1] - alone[0]:.0f} steps; shuffled answers are not learned.",
-                (
-                    Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
-                    Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
-                    Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                ),
-                "Something else than the size beside the positions was compared",
+                Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
+                Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
+                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                instead="Something else than the size beside the positions was compared",
             ),
         )
 

@@ -24,7 +24,7 @@ from triptych.train import Example
 from triptych.train.objectives import Ids, TokenMasking
 from .counting import products
 from .generated_tasks import GeneratedTask, MarkovRows, TrainedRun, TrainingBudget, train, with_positions
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, size
 from .left_to_right import logits_at, nats_of_prefixes, next_logits, written
 from .small_models import block, with_mask
 
@@ -107,19 +107,15 @@ class EncoderWritesLab(Lab):
 
     def _learned(self, models: Mapping[str, WritingModel], best: float, text: MarkovRows) -> Clause:
         filled, guess, nats = models[ENCODER].filled or 0.0, 1 / self.symbols, models[DECODER].nats
-        return Clause(
+        return clause(
             f"Both learn what they are trained for: the encoder fills {filled:.0%} of hidden symbols right (a guess"
             f" {guess:.0%}, the best possible {best:.0%}), and the decoder predicts the next symbol with {nats:.2f}"
             f" nats, where the entropy of the text is {text.entropy:.2f}.",
-            (
-                Check(
-                    "filled by the encoder, from a guess, 0, to the best, 1",
-                    (filled - guess) / (best - guess),
-                    least=0.5,
-                ),
-                Check("nats of the decoder's next symbol over the entropy", nats / text.entropy, 0.9, 1.2),
+            Check(
+                "filled by the encoder, from a guess, 0, to the best, 1", (filled - guess) / (best - guess), least=0.5
             ),
-            "They have not learned what they were trained for",
+            Check("nats of the decoder's next symbol over the entropy", nats / text.entropy, 0.9, 1.2),
+            instead="They have not learned what they were trained for",
         )
 
     def _conclusion(
@@ -128,54 +124,46 @@ class EncoderWritesLab(Lab):
         decoder, encoder, last = models.values()
         behind, guess = encoder.nats - decoder.nats, 1 / self.symbols
         return (
-            Clause(
+            clause(
                 f"The encoder can write: a mask at the end is filled, and again. {encoder.follows:.0%} of its symbols"
                 f" follow the rule of the text, the decoder's {decoder.follows:.0%}.",
-                (
-                    Check(
-                        "written by the encoder after the rule, from a guess, 0, to all, 1",
-                        (encoder.follows - guess) / (1 - guess),
-                        least=0.5,
-                    ),
-                    Check("written by the decoder after the rule", decoder.follows, least=0.9),
+                Check(
+                    "written by the encoder after the rule, from a guess, 0, to all, 1",
+                    (encoder.follows - guess) / (1 - guess),
+                    least=0.5,
                 ),
-                "The encoder does not write",
+                Check("written by the decoder after the rule", decoder.follows, least=0.9),
+                instead="The encoder does not write",
             ),
-            Clause(
+            clause(
                 f"But it writes worse: a next symbol costs {encoder.nats:.2f} nats, {behind:.2f} more than the"
                 f" decoder's, though it trained {self.longer} times as long. Not the missing causal mask is the"
                 f" reason: the same encoder trained with the last symbol hidden, the control, is at {last.nats:.2f}.",
-                (
-                    Check("nats of a next symbol, encoder less decoder", behind, least=0.1),
-                    Check(
-                        "nats above the decoder, trained for the last symbol over trained as BERT",
-                        (last.nats - decoder.nats) / behind,
-                        most=0.5,
-                    ),
+                Check("nats of a next symbol, encoder less decoder", behind, least=0.1),
+                Check(
+                    "nats above the decoder, trained for the last symbol over trained as BERT",
+                    (last.nats - decoder.nats) / behind,
+                    most=0.5,
                 ),
-                "It does not write worse for this reason",
+                instead="It does not write worse for this reason",
             ),
-            Clause(
+            clause(
                 "Its own probabilities, each symbol given all others, are not those of a text: multiplied and summed"
                 f" over all {self.symbols**SUMMED} continuations they are {totals[ENCODER]:.2f} away from 1. The"
                 " decoder's, each given those before, sum to 1.",
-                (
-                    Check("distance from 1 of the sum over all continuations, encoder", totals[ENCODER], least=0.05),
-                    Check("distance from 1 of the sum over all continuations, decoder", totals[DECODER], most=1e-4),
-                ),
-                "The sums are not so",
+                Check("distance from 1 of the sum over all continuations, encoder", totals[ENCODER], least=0.05),
+                Check("distance from 1 of the sum over all continuations, decoder", totals[DECODER], most=1e-4),
+                instead="The sums are not so",
             ),
-            Clause(
+            clause(
                 "And it keeps no cache, since each new symbol changes all others: a text takes"
                 f" {flops[ENCODER] / flops[DECODER]:.1f} times the decoder's FLOPs, more with every symbol.",
-                (
-                    Check(
-                        "FLOPs of a text, encoder over decoder with its cache",
-                        flops[ENCODER] / flops[DECODER],
-                        self.length / 4,
-                    ),
+                Check(
+                    "FLOPs of a text, encoder over decoder with its cache",
+                    flops[ENCODER] / flops[DECODER],
+                    self.length / 4,
                 ),
-                "It costs no more",
+                instead="It costs no more",
             ),
         )
 

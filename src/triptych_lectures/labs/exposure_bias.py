@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.train import Example
 from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, number, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, number, size
 from .small_models import block, curve, examples, halves
 
 
@@ -85,44 +85,34 @@ class ExposureBiasLab(Lab):
         first, second = halves(plain.forced)
         undisturbed = max(float(errors.undisturbed.mean()) for errors in written.values())
         return (
-            Clause(
+            clause(
                 f"When none of the tokens that they write is replaced, all models recite with at most {undisturbed:.1%}"
                 " of errors: this does not tell them apart.",
-                (
-                    Check(
-                        "control: after its own text, none replaced: wrong, the worst of all models",
-                        undisturbed,
-                        most=0.1,
-                    ),
+                Check(
+                    "control: after its own text, none replaced: wrong, the worst of all models", undisturbed, most=0.1
                 ),
-                "A model did not learn its texts",
+                instead="A model did not learn its texts",
             ),
-            Clause(
+            clause(
                 f"With {self.replaced:.0%} replaced as a model writes, the one trained on true prefixes is wrong on"
                 f" {after:.0%} of the second half of a text, where one that never comes back were wrong on {never:.0%}."
                 f" After true tokens, as many replaced, it stays at {second:.0%}: what adds up is the feedback.",
-                (
-                    Check(f"true prefixes: {own}", after / never, least=0.5),
-                    Check(
-                        "control: true prefixes, after true tokens, over never coming back", second / never, most=0.25
-                    ),
-                    Check(
-                        "control: true prefixes, each choice after true tokens: wrong more later",
-                        second - first,
-                        least=-0.1,
-                        most=0.1,
-                    ),
+                Check(f"true prefixes: {own}", after / never, least=0.5),
+                Check("control: true prefixes, after true tokens, over never coming back", second / never, most=0.25),
+                Check(
+                    "control: true prefixes, each choice after true tokens: wrong more later",
+                    second - first,
+                    least=-0.1,
+                    most=0.1,
                 ),
-                "That errors add up after its own text alone was not seen",
+                instead="That errors add up after its own text alone was not seen",
             ),
-            Clause(
+            clause(
                 f"Trained on prefixes of which {most:.0%} is replaced, it comes back: {back:.0%} are wrong, since the"
                 " cue and the place still say what follows.",
-                (
-                    Check(f"{most:.0%} of the prefixes replaced: {own}", back / never, most=0.25),
-                    Check("wrong less than the one trained on true prefixes", after - back, least=0.1),
-                ),
-                "Wrong tokens in the prefixes of training did not help",
+                Check(f"{most:.0%} of the prefixes replaced: {own}", back / never, most=0.25),
+                Check("wrong less than the one trained on true prefixes", after - back, least=0.1),
+                instead="Wrong tokens in the prefixes of training did not help",
             ),
         )
 

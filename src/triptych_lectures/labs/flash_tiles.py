@@ -19,7 +19,7 @@ from triptych.spec import causal
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, power
 
 RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
@@ -77,43 +77,37 @@ class FlashTilesLab(Lab):
         grows = "slow memory beside the arrays grows as T to the power"
         fewer = "plain over tiles, numbers moved forward"
         conclusion = (
-            Clause(
+            clause(
                 "Softmax can be taken over the keys in pieces: tile by tile, the result and the gradients are those"
                 " of plain attention, to rounding.",
-                (
-                    Check("largest difference of a result from attend()", values, most=1e-10),
-                    Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-                ),
-                "The tiles compute something else",
+                Check("largest difference of a result from attend()", values, most=1e-10),
+                Check("largest difference of a gradient from autograd", gradients, most=1e-10),
+                instead="The tiles compute something else",
             ),
-            Clause(
+            clause(
                 "Beside its arrays the tiled way keeps a number or two a query in slow memory; plain attention writes"
                 " T² scores and weights there and reads them again.",
-                (
-                    Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
-                    Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
-                ),
-                "The slow memory does not grow so",
+                Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
+                Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
+                instead="The slow memory does not grow so",
             ),
-            Clause(
+            clause(
                 "The products are the same; what falls is what is moved. A fast memory of twice the size has tiles of"
                 f" twice as many queries, and keys and values are read half as often. With {largest:,} numbers the"
                 f" tiles move {whole / tiles[longest].forward:.1f} times fewer numbers than plain attention.",
-                (
-                    *(
-                        Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
-                        for way, grown in powers.items()
-                    ),
-                    Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
-                    Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
+                *(
+                    Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
+                    for way, grown in powers.items()
                 ),
-                "The tiles do not save what they should",
+                Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
+                Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
+                instead="The tiles do not save what they should",
             ),
-            Clause(
+            clause(
                 "Control: with a fast memory of only d² numbers the tiles are so small that they move"
                 f" {small.forward / whole:.1f} times as many.",
-                (Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),),
-                "Even the smallest tiles move fewer",
+                Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),
+                instead="Even the smallest tiles move fewer",
             ),
         )
         sections = (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing())

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.page import TableSection
 from triptych.train import OptimizerSettings, Schedule
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, descend, growth, line_table, power
 
 PLAIN, GRU, ATTENTION = "plain RNN", "GRU", "attention"
@@ -205,46 +205,45 @@ class Measured:
         rise = min((PLAIN, GRU, closed), key=lambda name: new[name] - old[name])
         in_order = ", ".join(f"{lag[name]} ({name})" for name in READERS)
         return (
-            Clause(
+            clause(
                 f"Before training each further step leaves {old[PLAIN]:.2f} of the first token's gradient in a plain"
                 f" RNN, {old[GRU]:.2f} in a GRU, and {old[closed]:.2f}, {old[open_]:.2f} and {old[wide]:.2f} in an LSTM"
                 " whose forget bias is 0, 1 and 3: gates help, and their bias says how much.",
-                (
-                    Check("before training: factor of the gated network with the least, less the plain one's",
-                          min(old[name] for name in GATED) - old[PLAIN], least=0.05),
-                    Check("before training: factor with forget bias 1, less with 0", old[open_] - old[closed], 0.05),
-                    Check("before training: factor with forget bias 3, less with 1", old[wide] - old[open_], 0.05),
+                Check(
+                    "before training: factor of the gated network with the least, less the plain one's",
+                    min(old[name] for name in GATED) - old[PLAIN],
+                    least=0.05,
                 ),
-                "The gradient did not tell the networks apart as expected",
+                Check("before training: factor with forget bias 1, less with 0", old[open_] - old[closed], 0.05),
+                Check("before training: factor with forget bias 3, less with 1", old[wide] - old[open_], 0.05),
+                instead="The gradient did not tell the networks apart as expected",
             ),
-            Clause(
+            clause(
                 f"With at most {lab.steps} steps, the longest lags learned are {in_order}.",
-                (
-                    Check("longest lag learned, GRU over plain RNN", lag[GRU] / lag[PLAIN], least=2),
-                    Check("longest lag learned, forget bias 1 over plain RNN", lag[open_] / lag[PLAIN], least=2),
-                    Check("longest lag learned, forget bias 3 over 0", lag[wide] / lag[closed], least=2),
-                ),
-                "Gates did not make longer lags learnable",
+                Check("longest lag learned, GRU over plain RNN", lag[GRU] / lag[PLAIN], least=2),
+                Check("longest lag learned, forget bias 1 over plain RNN", lag[open_] / lag[PLAIN], least=2),
+                Check("longest lag learned, forget bias 3 over 0", lag[wide] / lag[closed], least=2),
+                instead="Gates did not make longer lags learnable",
             ),
-            Clause(
+            clause(
                 f"The problem is not eliminated: {best} ends at lag {lag[best]}. Attention, whose gradient falls as the"
                 f" length to the power {power(back, self.before[ATTENTION]):.2f} and not exponentially, learns lag"
                 f" {last} in {steps[1]:g} steps, and lag {first} in {steps[0]:g}.",
-                (
-                    Check("attention: longest lag learned", lag[ATTENTION], least=last),
-                    Check("longest lag learned, the best gated network", lag[best], most=last / 2),
-                    Check("attention, untrained: the gradient falls as the length to the power",
-                          power(back, self.before[ATTENTION]), -1.3, -0.7),
+                Check("attention: longest lag learned", lag[ATTENTION], least=last),
+                Check("longest lag learned, the best gated network", lag[best], most=last / 2),
+                Check(
+                    "attention, untrained: the gradient falls as the length to the power",
+                    power(back, self.before[ATTENTION]),
+                    -1.3,
+                    -0.7,
                 ),
-                "Gated networks were not behind attention",
+                instead="Gated networks were not behind attention",
             ),
-            Clause(
+            clause(
                 f"Where a lag is learned the factor rises: after lag {first} it is {new[PLAIN]:.2f} in the plain RNN"
                 f" and {new[GRU]:.2f} in the GRU. Control: with shuffled answers {self.chance:.0%} are right.",
-                (
-                    Check("rise of the factor with training, the least of three", new[rise] - old[rise], least=0.1),
-                    Check("control: right, trained on shuffled answers", self.chance, most=1 / lab.symbols + 0.1),
-                ),
-                "Training did not change what it should",
+                Check("rise of the factor with training, the least of three", new[rise] - old[rise], least=0.1),
+                Check("control: right, trained on shuffled answers", self.chance, most=1 / lab.symbols + 0.1),
+                instead="Training did not change what it should",
             ),
-        )  # fmt: skip
+        )

@@ -11,7 +11,7 @@ from triptych.page import TableSection
 from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import curve, examples
 
 WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
@@ -63,35 +63,27 @@ class GradientsLab(Lab):
         ends = min(min(of[0], of[-1]) / min(of) for of in slopes.values())
         count = sum(x.size for x in w.values())
         conclusion = (
-            Clause(
+            clause(
                 "Every backward is the chain rule on one line of the forward. Two programs that share no arithmetic"
                 f" agree to rounding in each of {count:,} weights.",
-                (
-                    Check("logits differ by", float(difference), most=1e-10),
-                    Check(
-                        "gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8
-                    ),
-                ),
-                "The gradients are not the same",
+                Check("logits differ by", float(difference), most=1e-10),
+                Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
+                instead="The gradients are not the same",
             ),
-            Clause(
+            clause(
                 "Finite differences, which use no calculus, confirm both: (loss(w + h) - loss(w - h)) / 2h differs"
                 " from the slope by about h², until only rounding is left between two losses so near each other;"
                 " hence the V of the curve.",
-                (
-                    Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
-                    Check("finite differences: least error at the ends of the curve over the best", ends, least=10.0),
-                ),
-                "Finite differences do not confirm them",
+                Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
+                Check("finite differences: least error at the ends of the curve over the best", ends, least=10.0),
+                instead="Finite differences do not confirm them",
             ),
-            Clause(
+            clause(
                 f"So both train alike: over {self.steps} steps the loss falls by {losses[0][1] - losses[-1][1]:.2f}"
                 f" nats, and the two losses differ by at most {loss_difference:.1g}.",
-                (
-                    Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
-                    Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
-                ),
-                "Training by hand is not the library's",
+                Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
+                Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
+                instead="Training by hand is not the library's",
             ),
         )
         remarks = "Finite differences cost two forwards a direction; one backward gives all directions."

@@ -17,7 +17,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe.role_scores import mean_weight
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
 from .pretrained import decoder, head_maps
 
 TEXT = (
@@ -134,11 +134,11 @@ def _with_roles(chosen: ReadText, other: ReadText, roles: Mapping[str, Role]) ->
         f"{role.best.name} gives {name} {role.other:.2f} of its weight (evenly: {role.even:.2f})"
         for name, role in roles.items()
     )
-    return Clause(
+    return clause(
         f"Heads that were found on a text of {len(chosen.tokens)} tokens have the same roles on another of"
         f" {len(other.tokens)}: {found}. Control: the best of as many heads with random weights gives at most"
         f" {max(role.random for role in roles.values()):.2f}.",
-        tuple(
+        *tuple(
             Check(
                 f"{name}: weight from {role.best.name} on another text, less the most of even and of random weights",
                 role.other - max(role.even, role.random),
@@ -146,16 +146,16 @@ def _with_roles(chosen: ReadText, other: ReadText, roles: Mapping[str, Role]) ->
             )
             for name, role in roles.items()
         ),
-        "Not every role has a head that keeps it on another text",
+        instead="Not every role has a head that keeps it on another text",
     )
 
 
 def _without(unread: BestHead, patterns: int) -> Clause:
-    return Clause(
+    return clause(
         f"Not every head has such a role: {unread.name} is on both texts at least {unread.score:.2f} of 1 away from"
         " every one of these patterns and from even weights.",
-        (Check(f"{unread.name}: distance from the nearest of {patterns} simple patterns", unread.score, least=0.5),),
-        "Every head is near to one of these patterns",
+        Check(f"{unread.name}: distance from the nearest of {patterns} simple patterns", unread.score, least=0.5),
+        instead="Every head is near to one of these patterns",
     )
 
 

@@ -30,7 +30,7 @@ from .generated_tasks import (
     training_curve,
     with_positions,
 )
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, mean_interval, rate_interval, size
+from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, clause, mean_interval, rate_interval, size
 from .small_models import block, curve, decoder, line_table, parameters
 
 VOCAB = 64
@@ -100,38 +100,34 @@ class HeadsVsWidthLab(Lab):
         apart = max(abs(own / one - 1) for h in self.heads for own, one in zip(costs[h][:2], costs[1][:2], strict=True))
         scores = float(shown * tokens**2)
         return (
-            Clause(
+            clause(
                 f"One head of width {self.width} and {most} of width {self.width // most} have the same"
                 f" {costs[1][0]:,} parameters and the same {costs[1][1]:,} matmul FLOPs on {tokens} tokens, as torch"
                 " counts them and as the library does from the spec.",
-                (
-                    Check("parameters and matmul FLOPs of H heads over one, largest difference from 1", apart, most=0),
-                    Check("counted from the spec less measured, largest difference", float(off), most=0),
-                ),
-                "The number of heads changed the cost, or it was counted wrong",
+                Check("parameters and matmul FLOPs of H heads over one, largest difference from 1", apart, most=0),
+                Check("counted from the spec less measured, largest difference", float(off), most=0),
+                instead="The number of heads changed the cost, or it was counted wrong",
             ),
-            Clause(
+            clause(
                 f"What grows is the number of scores: {scores:,.0f} against {tokens**2:,} with {shown} heads, and with"
                 " it the work of softmax and the memory of the patterns.",
-                (Check(f"score elements of {shown} heads on {tokens} tokens", costs[shown][2], scores, scores),),
+                Check(f"score elements of {shown} heads on {tokens} tokens", costs[shown][2], scores, scores),
             ),
         )
 
     def _use(self, shares: dict[tuple[str, int], float], shuffled: float) -> Clause:
         one_of_one, one_of_four, four_of_four = shares[ONE, 1], shares[SEVERAL, 1], shares[SEVERAL, 4]
         four = "four places read right by four heads"
-        return Clause(
+        return clause(
             "What is gained are patterns. One head returns one average: trained to name the symbols at four places it"
             f" is right {one_of_four:.0%} of the time, four heads of a quarter of its width {four_of_four:.0%}. At a"
             f" single place one head is enough ({one_of_one:.0%}). Control: trained on shuffled answers,"
             f" {shuffled:.0%} are right, by chance.",
-            (
-                Check("control: one place read right by one head", one_of_one, least=0.95),
-                Check(four, four_of_four, least=0.9),
-                Check(f"{four}, less by one", four_of_four - one_of_four, least=0.2),
-                Check("control: one place, shuffled answers: right", shuffled, most=1 / self.symbols + 0.1),
-            ),
-            "That several heads read what one cannot was not seen",
+            Check("control: one place read right by one head", one_of_one, least=0.95),
+            Check(four, four_of_four, least=0.9),
+            Check(f"{four}, less by one", four_of_four - one_of_four, least=0.2),
+            Check("control: one place, shuffled answers: right", shuffled, most=1 / self.symbols + 0.1),
+            instead="That several heads read what one cannot was not seen",
         )
 
     def _sections(
@@ -240,34 +236,30 @@ class TrainedHeadsLab(Lab):
         at_one = [layers[ONE, heads][0].right for heads in self.heads]
         read, one = f"{places} places read right by {enough} heads", "control: one place read right"
         clauses = [
-            Clause(
+            clause(
                 f"One head returns one weighted sum, from which {places} symbols have to be taken apart:"
                 f" {right[fewest]:.0%} of the answers are right with {counted(fewest, 'head')} and {right[enough]:.0%}"
                 f" with {enough}, on the mean.",
-                (
-                    Check(read, right[enough], least=0.9),
-                    Check(f"{read}, less by {fewest}", right[enough] - right[fewest], least=0.25),
-                    Check(
-                        f"learned more with each larger number up to {enough}, the least of the means",
-                        min(map(fmean, rising)),
-                        least=0.02,
-                    ),
+                Check(read, right[enough], least=0.9),
+                Check(f"{read}, less by {fewest}", right[enough] - right[fewest], least=0.25),
+                Check(
+                    f"learned more with each larger number up to {enough}, the least of the means",
+                    min(map(fmean, rising)),
+                    least=0.02,
                 ),
-                "A head for each place was not what the task needed",
+                instead="A head for each place was not what the task needed",
             ),
-            Clause(
+            clause(
                 f"With one place to read every number of heads is right on at least {min(at_one):.0%}. Control: trained"
                 f" on shuffled answers, {shuffled.right:.0%} are right, by chance.",
-                (
-                    Check(f"{one}, the least", min(at_one), least=0.9),
-                    Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
-                    Check(
-                        "control: right of one place, trained on shuffled answers",
-                        shuffled.right,
-                        most=1 / self.symbols + 0.1,
-                    ),
+                Check(f"{one}, the least", min(at_one), least=0.9),
+                Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
+                Check(
+                    "control: right of one place, trained on shuffled answers",
+                    shuffled.right,
+                    most=1 / self.symbols + 0.1,
                 ),
-                "The number of heads mattered at one place too, or the task can be answered without reading",
+                instead="The number of heads mattered at one place too, or the task can be answered without reading",
             ),
         ]
         if most > enough:
@@ -282,20 +274,18 @@ class TrainedHeadsLab(Lab):
         low, high = mean_interval(more)
         fewer = sum(own < 0 for own in more)
         first, last = rate_interval(fewer, len(more))
-        return Clause(
+        return clause(
             f"More heads than places change little either way: {most} of width {self.width // most} learned less than"
             f" {enough} in {fewer} of {len(more)} initializations (95% interval of the rate: {first:.2f} to"
             f" {last:.2f}). The difference is {fmean(more):+.3f} on the mean (95% interval {low:+.3f} to {high:+.3f}),"
             f" where {enough} had gained {gained:.2f}.",
-            (
-                Check(
-                    f"learned more with {most} heads than with {enough}, mean over what {enough} gained",
-                    fmean(more) / gained if gained else math.nan,
-                    least=-0.5,
-                    most=0.25,
-                ),
+            Check(
+                f"learned more with {most} heads than with {enough}, mean over what {enough} gained",
+                fmean(more) / gained if gained else math.nan,
+                least=-0.5,
+                most=0.25,
             ),
-            "More heads than places changed what was learned",
+            instead="More heads than places changed what was learned",
         )
 
     def _trained(self, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:

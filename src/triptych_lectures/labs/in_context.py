@@ -17,7 +17,7 @@ from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, number, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, number, size
 from .small_models import attention_layers, curve, examples, halves
 
 
@@ -77,49 +77,43 @@ class InContextLab(Lab):
         fall, new = "fall of the error", "functions never trained"
         shown, hidden = (every.share(shown=shown) for shown in (True, False))
         return (
-            Clause(
+            clause(
                 f"On functions that were never trained the error falls from {errors[0]:.0%} at the first example of a"
                 f" row to {errors[-1]:.0%} at the last; the least possible there is {self.best_errors()[-1]:.0%}.",
-                (
-                    Check(
-                        f"{new}: {fall} from the first half of the row to the second, over the largest possible",
-                        every.fall / possible,
-                        least=0.5,
-                        most=1.25,
-                    ),
+                Check(
+                    f"{new}: {fall} from the first half of the row to the second, over the largest possible",
+                    every.fall / possible,
+                    least=0.5,
+                    most=1.25,
                 ),
-                "The examples of a row were not used",
+                instead="The examples of a row were not used",
             ),
-            Clause(
+            clause(
                 f"What was learned is to look a function up in the row: {shown:.0%} are right where the input was shown"
                 f" before, {hidden:.0%} where it was not, which is chance. Control: where the answers of a row are"
                 " random, the error does not fall.",
-                (
-                    Check(f"{new}: right where the input was shown before", shown, least=0.9),
-                    Check(f"control: {new}: right where the input was not shown", hidden, most=1 / self.symbols + 0.1),
-                    Check(
-                        f"control: answers in the row random: {fall}, over the largest possible",
-                        unrelated.fall / possible,
-                        least=-0.1,
-                        most=0.1,
-                    ),
+                Check(f"{new}: right where the input was shown before", shown, least=0.9),
+                Check(f"control: {new}: right where the input was not shown", hidden, most=1 / self.symbols + 0.1),
+                Check(
+                    f"control: answers in the row random: {fall}, over the largest possible",
+                    unrelated.fall / possible,
+                    least=-0.1,
+                    most=0.1,
                 ),
-                "It was not a lookup in the row",
+                instead="It was not a lookup in the row",
             ),
-            Clause(
+            clause(
                 "Only training that makes it necessary teaches it: a model trained on one function knows that one"
                 " before"
                 f" any example ({begin:.0%} right) and is wrong on {single.errors[-1]:.0%} of others at the last one.",
-                (
-                    Check("trained on 1 function: right on it at the first example", begin, least=0.9),
-                    Check(
-                        f"control: trained on 1 function, others tested: {fall}, over the largest possible",
-                        single.fall / possible,
-                        least=-0.1,
-                        most=0.1,
-                    ),
+                Check("trained on 1 function: right on it at the first example", begin, least=0.9),
+                Check(
+                    f"control: trained on 1 function, others tested: {fall}, over the largest possible",
+                    single.fall / possible,
+                    least=-0.1,
+                    most=0.1,
                 ),
-                "A model trained on one function used the examples, or did not learn it",
+                instead="A model trained on one function used the examples, or did not learn it",
             ),
         )
 

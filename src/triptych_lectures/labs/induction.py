@@ -13,7 +13,7 @@ from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.train import Example, OptimizerSettings, Pairs
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import Points, attention_layers, fit
 
 OFFSETS = 8  # places back among which the one a head reads most is searched
@@ -63,35 +63,29 @@ class InductionLab(Lab):
         best_beside = max(head.without for head in beside)
         previous = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
         conclusion = (
-            Clause(
+            clause(
                 "Two layers learn to look up in the row which token follows which; one layer copies next to nothing.",
-                (
-                    Check("copied right by two layers", copied, least=0.8),
-                    Check("copied right by one layer", shallow, most=0.3),
-                ),
-                "The difference between two layers and one was not seen",
+                Check("copied right by two layers", copied, least=0.8),
+                Check("copied right by one layer", shallow, most=0.3),
+                instead="The difference between two layers and one was not seen",
             ),
-            Clause(
+            clause(
                 f"In {best.name} the second A attends to the place after the first A. Without this head nothing is"
                 " copied; without another head of its layer, the control, the copying goes on.",
-                (
-                    Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
-                    Check(f"copied right without {best.name}", best.without, most=0.25),
-                    Check("copied right without another head of its layer, the worst", min(others), least=0.5),
-                ),
-                "No single head of the second layer does the copying",
+                Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
+                Check(f"copied right without {best.name}", best.without, most=0.25),
+                Check("copied right without another head of its layer, the worst", min(others), least=0.5),
+                instead="No single head of the second layer does the copying",
             ),
-            Clause(
+            clause(
                 f"That place can be recognized because {below.name} reads recent tokens, the one before most"
                 f" ({below.previous:.2f} of its weight). Without it nothing is copied either; without another head of"
                 " layer 0 the copying goes on.",
-                (
-                    Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
-                    Check(f"places back that {below.name} reads most", below.most, 1, 1),
-                    Check(previous, ratio, least=1.5),
-                    Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
-                ),
-                "No single head of the first layer supplies the previous token",
+                Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
+                Check(f"places back that {below.name} reads most", below.most, 1, 1),
+                Check(previous, ratio, least=1.5),
+                Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
+                instead="No single head of the first layer supplies the previous token",
             ),
         )
         remarks = (

@@ -18,7 +18,7 @@ from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 from .counting import ProductCounts, products, shortest_seconds
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, clause, size
 from .parameters import QWEN3_4B
 from .pretrained import decoder
 from .small_models import curve
@@ -77,17 +77,13 @@ class KvCacheLab(Lab):
 
     def _unchanged(self, cached: Sequence[int], plain: Sequence[int], difference: Tensor) -> Clause:
         largest = float(difference.abs().max())
-        return Clause(
+        return clause(
             "A token's keys and values depend on what came before it and never change again, so they are computed"
             f" once and kept. Nothing is approximated: the {self.written} tokens are the same, and no logit differs by"
             f" more than {largest:.1g}.",
-            (
-                Check(
-                    "tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0
-                ),
-                Check("greatest difference of a logit", largest, most=1e-3),
-            ),
-            "The cache changes what is written",
+            Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
+            Check("greatest difference of a logit", largest, most=1e-3),
+            instead="The cache changes what is written",
         )
 
 
@@ -98,38 +94,29 @@ def _costs(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) -> 
     counted, longer = _counted_bytes(model, longest), longest / shortest
     read = costs[-1].again.counts.read / costs[-1].once.counts.read
     return (
-        Clause(
+        clause(
             f"The next token is one row of work instead of T: after {longest} tokens it takes {last:.0f} times fewer"
             f" FLOPs with the cache, after {shortest} tokens {first:.0f} times.",
-            (
-                Check(f"FLOPs of one token at {longest}, all again over with the cache", last, least=longest / 2),
-                Check(
-                    f"these FLOPs saved at {longest} over those at {shortest}",
-                    last / first,
-                    0.75 * longer,
-                    1.25 * longer,
-                ),
+            Check(f"FLOPs of one token at {longest}, all again over with the cache", last, least=longest / 2),
+            Check(
+                f"these FLOPs saved at {longest} over those at {shortest}", last / first, 0.75 * longer, 1.25 * longer
             ),
-            "The FLOPs saved do not grow as T",
+            instead="The FLOPs saved do not grow as T",
         ),
-        Clause(
+        clause(
             "The bytes that are read fall by much less, since a single token reads every weight for one row of use:"
             f" here {read:.1f} times.",
-            (Check(f"FLOPs saved at {longest} over bytes saved", last / read, least=10.0),),
-            "The bytes read fall as the FLOPs do",
+            Check(f"FLOPs saved at {longest} over bytes saved", last / read, least=10.0),
+            instead="The bytes read fall as the FLOPs do",
         ),
-        Clause(
+        clause(
             "The price is memory that grows with T: layers x key/value heads x (key + value width) numbers a token,"
             f" here {_counted_bytes(model, 1):,} bytes, and {LECTURE_BYTES / 2**20:.0f} MiB for Qwen3-4B at"
             f" {LECTURE_POSITIONS:,} positions in fp16.",
-            (
-                Check(f"bytes allocated at {longest} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
-                Check(f"bytes at {longest} over those at {shortest}", costs[-1].cache / costs[0].cache, longer, longer),
-                Check(
-                    "bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES
-                ),
-            ),
-            "The cache does not have these bytes",
+            Check(f"bytes allocated at {longest} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
+            Check(f"bytes at {longest} over those at {shortest}", costs[-1].cache / costs[0].cache, longer, longer),
+            Check("bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES),
+            instead="The cache does not have these bytes",
         ),
     )
 

@@ -208,6 +208,11 @@ class Clause:
 Conclusion = tuple[Clause, ...]
 
 
+def clause(statement: str, *checks: Check, instead: str = "") -> Clause:
+    """The statement that all of `checks` decide; see `Clause`."""
+    return Clause(statement, checks, instead)
+
+
 def finite(x: float) -> float | None:
     """JSON has no NaN and no infinity: None stands for them."""
     return x if math.isfinite(x) else None

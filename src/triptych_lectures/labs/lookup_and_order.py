@@ -22,7 +22,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, PositionSpec
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, decoder
 
 
@@ -80,39 +80,31 @@ class SoftVsHardLab(Lab):
         self, book: _Dictionary, rows: Sequence[tuple[float, float, float, float]], remaining: Mapping[float, float]
     ) -> Conclusion:
         return (
-            Clause(
+            clause(
                 f"Every entry answers, in proportion to exp(β q·k): at β 0 with the mean of all values, at β"
                 f" {self.hard:g} with what a dictionary returns; in between the error stays below a bound that falls"
                 " exponentially.",
-                (
-                    Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
-                    Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
-                    Check(
-                        "largest error over its bound 2 max|v| (S-1) exp(-β gap)",
-                        max(r[1] / r[2] for r in rows),
-                        most=1,
-                    ),
-                    Check(f"at β {self.sharpness[0]:g}, the control, distance from dict[key]", rows[0][1], least=0.1),
+                Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
+                Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
+                Check(
+                    "largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1
                 ),
-                "The answers are not those of a lookup",
+                Check(f"at β {self.sharpness[0]:g}, the control, distance from dict[key]", rows[0][1], least=0.1),
+                instead="The answers are not those of a lookup",
             ),
-            Clause(
+            clause(
                 f"A soft answer has a gradient in the question: at β {self.soft:g} descent finds what to ask, and"
                 f" {remaining[self.soft]:.1%} of the loss remain.",
-                (
-                    Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
-                    Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
-                ),
-                "The soft lookup does not learn",
+                Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
+                Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
+                instead="The soft lookup does not learn",
             ),
-            Clause(
+            clause(
                 f"A dictionary's answer does not change when the question changes a little: at β {self.hard:g} the"
                 " gradient is 0, and the same descent, the control, stands still.",
-                (
-                    Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
-                    Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], 0.95, 1.05),
-                ),
-                "The hard lookup learns",
+                Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
+                Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], 0.95, 1.05),
+                instead="The hard lookup learns",
             ),
         )
 
@@ -243,40 +235,34 @@ class PermutationLab(Lab):
         moved = self._moved(self._model(None, None, full(), seed), seed)
         set_, others = (NONE, "bidirectional"), [key for key in errors if key[0] != NONE]
         return (
-            Clause(
+            clause(
                 "Without positions and without a mask a transformer reads a set: shuffled tokens give the same vectors,"
                 f" shuffled alike, up to rounding ({errors[set_][-1]:.1g}). The outputs move, so this is equivariance,"
                 " not invariance. Two equal tokens in one row get equal vectors.",
-                (
-                    Check("no positions, bidirectional: error of permutation", errors[set_][-1], most=1e-12),
-                    Check("no positions, bidirectional: distance of outputs left in place", moved, least=0.1),
-                    Check("no positions, bidirectional: distance between two equal tokens", twins[set_], most=1e-12),
-                ),
-                "It does not treat its input as a set",
+                Check("no positions, bidirectional: error of permutation", errors[set_][-1], most=1e-12),
+                Check("no positions, bidirectional: distance of outputs left in place", moved, least=0.1),
+                Check("no positions, bidirectional: distance between two equal tokens", twins[set_], most=1e-12),
+                instead="It does not treat its input as a set",
             ),
-            Clause(
+            clause(
                 "A causal mask alone makes the order count, since the t-th token sees t tokens.",
-                (
-                    Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
-                    Check("no positions, causal: distance between two equal tokens", twins[NONE, "causal"], least=0.01),
-                ),
-                "Under a causal mask the order does not count",
+                Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
+                Check("no positions, causal: distance between two equal tokens", twins[NONE, "causal"], least=0.01),
+                instead="Under a causal mask the order does not count",
             ),
-            Clause(
+            clause(
                 f"So does each of {', '.join(dict.fromkeys(name for name, _ in others))}, with either mask.",
-                (
-                    Check(
-                        "the smallest error with a position part, either mask",
-                        min(errors[key][-1] for key in others),
-                        least=0.02,
-                    ),
-                    Check(
-                        "the smallest distance between two equal tokens with a position part",
-                        min(twins[key] for key in others),
-                        least=0.01,
-                    ),
+                Check(
+                    "the smallest error with a position part, either mask",
+                    min(errors[key][-1] for key in others),
+                    least=0.02,
                 ),
-                "A position part leaves the order unseen",
+                Check(
+                    "the smallest distance between two equal tokens with a position part",
+                    min(twins[key] for key in others),
+                    least=0.01,
+                ),
+                instead="A position part leaves the order unseen",
             ),
         )
 

@@ -7,7 +7,7 @@ from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, TableSection
 from triptych.spec import causal, full
 from triptych.train import HeldOut, Job, Recipe, check_recipe, evaluate, prepare
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import Points, fit, masked, with_mask
 
 OPENING = 40  # characters
@@ -54,35 +54,30 @@ class MaskLeakLab(Lab):
         blind, leaky = (nats["without", used] for used in MASKS)  # trained without it
         guess = _frequencies(job, held_out)
         conclusion = (
-            Clause(
+            clause(
                 "Without the mask every place sees the character it has to predict: the model copies the character to"
                 f" its right, and its loss falls to {leaky:.2f} nats, where the model with the mask, the control, has"
                 f" {own:.2f} and guessing by the frequency of characters {guess:.2f}.",
-                (
-                    Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
-                    Check("trained and used without it, over that with it", leaky / own, most=0.1),
-                ),
-                "Without the mask the loss does not fall to almost nothing",
+                Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
+                Check("trained and used without it, over that with it", leaky / own, most=0.1),
+                instead="Without the mask the loss does not fall to almost nothing",
             ),
-            Clause(
+            clause(
                 f"Given its mask back, as in writing, it has nothing to copy and is at {blind:.2f} nats: the lower loss"
                 " was not that of a better model.",
-                (
-                    Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
-                    Check(
-                        "trained without and used with it: gain over guessing by frequency, over that of trained"
-                        " with it",
-                        (guess - blind) / (guess - own),
-                        most=0.5,
-                    ),
+                Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
+                Check(
+                    "trained without and used with it: gain over guessing by frequency, over that of trained with it",
+                    (guess - blind) / (guess - own),
+                    most=0.5,
                 ),
-                "Given its mask back it still predicts",
+                instead="Given its mask back it still predicts",
             ),
-            Clause(
+            clause(
                 f"The model trained with the mask loses {lost - own:.2f} nats when it is taken away: its weights were"
                 " never trained with places ahead in sight.",
-                (Check("trained with and used without it, nats above used with it", lost - own, least=0.05),),
-                "The model trained with the mask can do without it",
+                Check("trained with and used without it, nats above used with it", lost - own, least=0.05),
+                instead="The model trained with the mask can do without it",
             ),
         )
         rows = [[name, *(f"{nats[name, used]:.2f}" for used in MASKS)] for name in MASKS]

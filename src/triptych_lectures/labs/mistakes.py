@@ -21,7 +21,7 @@ from triptych.nn.part import Taps
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
 from .generated_tasks import MarkovRows, TrainedRun, TrainingBudget, train, with_positions
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, size
 from .left_to_right import nats_of_prefixes, written
 from .small_models import block
 
@@ -109,18 +109,16 @@ class MistakesLab(Lab):
         return TrainedMistake(run, nats_of_prefixes(module, texts), task.follows(written(module, texts)))
 
     def _control(self, shown: Weighed, trained: TrainedMistake, task: MarkovRows) -> Clause:
-        return Clause(
+        return clause(
             "The right version is the library's: rows of weights sum to 1, nothing hidden has weight, and another"
             " last token changes no earlier output. Trained, its loss stays above the entropy of the text"
             f" ({trained.run.end:.2f} and {task.entropy:.2f} nats), and {trained.follows:.0%} of what it writes"
             " follows the text's rule.",
-            (
-                Check("right: distance from `attend`", shown.error, most=1e-12),
-                Check("right: change of earlier outputs by another last token", shown.future, most=1e-12),
-                Check("right: training loss over the entropy", trained.run.end / task.entropy, 0.9, 1.3),
-                Check("right: written symbols that follow the rule", trained.follows, least=0.9),
-            ),
-            "The right version is not right",
+            Check("right: distance from `attend`", shown.error, most=1e-12),
+            Check("right: change of earlier outputs by another last token", shown.future, most=1e-12),
+            Check("right: training loss over the entropy", trained.run.end / task.entropy, 0.9, 1.3),
+            Check("right: written symbols that follow the rule", trained.follows, least=0.9),
+            instead="The right version is not right",
         )
 
 
@@ -199,33 +197,29 @@ def _untrained(shown: Mapping[str, Weighed]) -> Conclusion:
     least, (low, high) = after.sums(-1)[0], axis.sums(-1)
     future = min(one.future for one in (after, forgotten, axis, heads))
     return (
-        Clause(
+        clause(
             f"Two mistakes show in the sums. With the {AFTER} a row of weights sums to as little as {least:.2f}. With"
             f" the {AXIS} the columns sum to 1, and rows to between {low:.2f} and {high:.2f}.",
-            (
-                Check(f"{AFTER}: smallest sum of a row", least, most=0.9),
-                Check(f"{AXIS}: largest distance of a column's sum from 1", max(1 - axis.sums(-2)[0], 0), most=1e-12),
-                Check(f"{AXIS}: largest distance of a row's sum from 1", max(1 - low, high - 1), least=0.1),
-            ),
-            "The sums do not show them",
+            Check(f"{AFTER}: smallest sum of a row", least, most=0.9),
+            Check(f"{AXIS}: largest distance of a column's sum from 1", max(1 - axis.sums(-2)[0], 0), most=1e-12),
+            Check(f"{AXIS}: largest distance of a row's sum from 1", max(1 - low, high - 1), least=0.1),
+            instead="The sums do not show them",
         ),
-        Clause(
+        clause(
             f"Two do not: with the {FORGOTTEN} rows sum to 1, and {forgotten.hidden:.0%} of the weight is on tokens to"
             f" come; with {HEADS} the weights themselves look right.",
-            (
-                Check(f"{FORGOTTEN}: largest distance of a row's sum from 1", 1 - forgotten.sums(-1)[0], -1e-12, 1e-12),
-                Check(f"{FORGOTTEN}: weight on later tokens", forgotten.hidden, least=0.2),
-                Check(f"{HEADS}: largest distance of a row's sum from 1", 1 - heads.sums(-1)[0], -1e-12, 1e-12),
-                Check(f"{HEADS}: weight on later tokens", heads.hidden, most=0.0),
-            ),
-            "The weights show something else",
+            Check(f"{FORGOTTEN}: largest distance of a row's sum from 1", 1 - forgotten.sums(-1)[0], -1e-12, 1e-12),
+            Check(f"{FORGOTTEN}: weight on later tokens", forgotten.hidden, least=0.2),
+            Check(f"{HEADS}: largest distance of a row's sum from 1", 1 - heads.sums(-1)[0], -1e-12, 1e-12),
+            Check(f"{HEADS}: weight on later tokens", heads.hidden, most=0.0),
+            instead="The weights show something else",
         ),
-        Clause(
+        clause(
             "One test finds all four: with another last token, which no earlier place may see, earlier outputs"
             f" change, by {future:.2g} and more. Where the mask comes after the softmax, hidden keys are still in the"
             " denominator.",
-            (Check("smallest change of earlier outputs by another last token, mistakes", future, least=0.01),),
-            "Another last token does not find all mistakes",
+            Check("smallest change of earlier outputs by another last token, mistakes", future, least=0.01),
+            instead="Another last token does not find all mistakes",
         ),
     )
 
@@ -233,16 +227,14 @@ def _untrained(shown: Mapping[str, Weighed]) -> Conclusion:
 def _trained(wrong: Mapping[str, TrainedMistake], right: TrainedMistake, task: MarkovRows) -> Clause:
     losses = [one.run.end for one in wrong.values()]
     writing = min(one.writing for one in wrong.values())
-    return Clause(
+    return clause(
         f"In training each mistake looks like progress: the loss falls to {min(losses):.2f} to {max(losses):.2f} nats,"
         f" below the entropy of {task.entropy:.2f}, where no prediction from the past alone can be. Where nothing"
         f" stands after the place, as in writing, it is {writing:.2f} nats and more, and {right.writing:.2f} with the"
         " right version.",
-        (
-            Check("training loss over the entropy, the mistake with the largest", max(losses) / task.entropy, most=0.9),
-            Check("nats as in writing over the right version's, the best mistake", writing / right.writing, least=1.1),
-        ),
-        "Training with a mistake does not look better, or writing is not worse",
+        Check("training loss over the entropy, the mistake with the largest", max(losses) / task.entropy, most=0.9),
+        Check("nats as in writing over the right version's, the best mistake", writing / right.writing, least=1.1),
+        instead="Training with a mistake does not look better, or writing is not worse",
     )
 
 

@@ -25,7 +25,7 @@ from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
 from .alignment import in_letters, speller
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import Points, fit
 
 LONGEST = 128  # letters of a line
@@ -172,16 +172,16 @@ def _single_words(changed: Shares, alike: float) -> Conclusion:
     """What is claimed of a short training: `changed` are words that modern editions spell otherwise."""
     model, copied = changed["the model"], changed["copying"]
     return (
-        Clause(
+        clause(
             "The model has learned a part of the new spelling: of words that modern editions spell otherwise it writes"
             f" {model:.1%} of the letters right; control: copying them {copied:.1%}.",
-            (Check("words spelt otherwise: wrong letters, over those of copying", _errors(model, copied), most=0.9),),
-            "Of words that modern editions spell otherwise it writes no more letters right than copying",
+            Check("words spelt otherwise: wrong letters, over those of copying", _errors(model, copied), most=0.9),
+            instead="Of words that modern editions spell otherwise it writes no more letters right than copying",
         ),
-        Clause(
+        clause(
             f"Words that are spelt alike it mostly leaves as they are: {alike:.1%} of their letters are right.",
-            (Check("words spelt alike: letters right", alike, least=0.9),),
-            "It garbles words that are spelt alike",
+            Check("words spelt alike: letters right", alike, least=0.9),
+            instead="It garbles words that are spelt alike",
         ),
     )
 
@@ -191,25 +191,23 @@ def _whole_lines(every: Shares, unknown: Shares) -> Conclusion:
     model, table, copied = (every[name] for name in SYSTEMS)
     better = _errors(unknown["the model"], unknown["the table"])
     return (
-        Clause(
+        clause(
             f"Writing whole lines of new plays, the model gets {model:.1%} of the letters of aligned words right;"
             f" control: copying gets {copied:.1%}.",
-            (
-                Check("letters of aligned words right", model, least=LEAST),
-                Check("wrong letters, over those of copying", _errors(model, copied), most=0.5),
-            ),
-            "It has not learned to modernize whole lines",
+            Check("letters of aligned words right", model, least=LEAST),
+            Check("wrong letters, over those of copying", _errors(model, copied), most=0.5),
+            instead="It has not learned to modernize whole lines",
         ),
-        Clause(
+        clause(
             f"That is no worse than a table of each word's commonest modern spelling, {table:.1%}.",
-            (Check("the table's wrong letters, over the model's", _errors(table, model), least=0.8),),
-            "A table of each word's commonest modern spelling is better",
+            Check("the table's wrong letters, over the model's", _errors(table, model), least=0.8),
+            instead="A table of each word's commonest modern spelling is better",
         ),
-        Clause(
+        clause(
             "It reads letters, and so can spell a word it has never seen: of words that the table does not know it gets"
             f" {unknown['the model']:.1%} of the letters right, the table {unknown['the table']:.1%}.",
-            (Check("words not in the table: wrong letters, over the table's", better, most=0.9),),
-            "Of words that the table does not know it gets no more right",
+            Check("words not in the table: wrong letters, over the table's", better, most=0.9),
+            instead="Of words that the table does not know it gets no more right",
         ),
     )
 

@@ -15,7 +15,7 @@ from triptych.train.objectives import Integers
 from triptych_lectures.data import play_names as names
 from triptych_lectures.data.play_names import OTHER, PERSON, TAGS, NamedWords
 from triptych_lectures.data.play_scenes import HELD_OUT, plays
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .play_encoders import trained
 from .small_models import Points
 
@@ -105,45 +105,41 @@ class NamesLab(Lab):
         plain = {name: score for name, score in scores.items() if name not in passed_over}
         both, best = (max(getattr(score, kind) for score in plain.values()) for kind in ("both", "all"))
         new = max(score.new for name, score in plain.items() if name != CAPITAL)
-        of_both = Clause(
+        of_both = clause(
             f"Where a word can be both, as Kent and France, it tells which in {ours.both:.0%} of the cases, the"
             f" best of the others in {both:.0%}.",
-            (
-                Check(
-                    "words that are person or place: right, above the best of the others",
-                    ours.both - both,
-                    least=MARGIN,
-                ),
+            Check(
+                "words that are person or place: right, above the best of the others", ours.both - both, least=MARGIN
             ),
-            "Where a word can be both the encoder is not ahead",
+            instead="Where a word can be both the encoder is not ahead",
         )
         kinds = (of_both,) if full else ()
         return (
-            Clause(
+            clause(
                 f"Of the names that occur in no play it was trained on, the encoder finds persons and places with F1"
                 f" {ours.new:.2f}; the commonest answer, the table and the bag of words reach {new:.2f} at most. Taking"
                 f" every new capital for a person, which needs to know what capitals are for, gives"
                 f" {scores[CAPITAL].new:.2f}.",
-                (Check("names never in training: F1, above the best of the others", ours.new - new, least=MARGIN),),
-                "On names never in training the encoder is not ahead",
+                Check("names never in training: F1, above the best of the others", ours.new - new, least=MARGIN),
+                instead="On names never in training the encoder is not ahead",
             ),
             *kinds,
-            Clause(
+            clause(
                 f"Of all names, most of which it was trained on, it finds them with F1 {ours.all:.2f}, a table of each"
                 f" word's commonest tag with {plain[TABLE].all:.2f}.",
-                (Check("all names: F1, over the best of the others", ours.all / best, least=1.0 if full else 0.9),),
-                "Over all names the encoder falls behind",
+                Check("all names: F1, over the best of the others", ours.all / best, least=1.0 if full else 0.9),
+                instead="Over all names the encoder falls behind",
             ),
-            Clause(
+            clause(
                 "Control: trained on tags in a random order it finds none.",
-                (Check("control: F1 of names never in training", control.new, most=0.1),),
-                "The control learned something",
+                Check("control: F1 of names never in training", control.new, most=0.1),
+                instead="The control learned something",
             ),
-            Clause(
+            clause(
                 f"The labels come from rules; of {sheet} words that were labelled by hand {rules:.0%} agree with them,"
                 f" and {found:.0%} with the encoder.",
-                (Check("labels set by hand that agree with the rules", rules, least=0.9),),
-                "The labels are doubtful",
+                Check("labels set by hand that agree with the rules", rules, least=0.9),
+                instead="The labels are doubtful",
             ),
         )
 

@@ -21,7 +21,7 @@ from .generated_tasks import (
     right,
     train,
 )
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .other_patterns import (
     Answers,
     AskedKind,
@@ -127,50 +127,44 @@ class NotExplanationLab(Lab):
         most = apart_in(answers, other.patterns, alone.index(max(alone)))
         by_attention, by_other = named["attention"], named["attention of the alternative"]
         conclusion = (
-            Clause(
+            clause(
                 f"A classifier of {self.layers} layers answers which value the kind that is asked for has, {share:.0%}"
                 f" right. All its attention can be exchanged at once for weights {other.attention:.2f} of 1 away, and"
                 f" its answers stay: they change by {other.output:.3f}, the most by {changed:.3f}.",
-                (
-                    Check("classifier: right on new rows", share, least=0.9),
-                    Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, 0.4),
-                    Check(
-                        "distance of the first token's alternative where a shuffle alone moves the output most",
-                        most,
-                        least=0.3,
-                    ),
-                    Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
+                Check("classifier: right on new rows", share, least=0.9),
+                Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, 0.4),
+                Check(
+                    "distance of the first token's alternative where a shuffle alone moves the output most",
+                    most,
+                    least=0.3,
                 ),
-                "The classifier did not learn, or its answers do not stay under other patterns",
+                Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
+                instead="The classifier did not learn, or its answers do not stay under other patterns",
             ),
-            Clause(
+            clause(
                 f"Control: weights shuffled by {mixed.attention:.2f} of 1 change the answers by {mixed.output:.2f};"
                 f" from shuffled labels a classifier learns {max(0.0, control.learned):.0%} of what can be learned.",
-                (
-                    Check(
-                        "control: distance of the shuffled patterns over that of the alternative",
-                        mixed.attention / other.attention,
-                        most=1.05,
-                    ),
-                    Check("control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
-                    Check("control: learned from shuffled labels", control.learned, most=0.1),
+                Check(
+                    "control: distance of the shuffled patterns over that of the alternative",
+                    mixed.attention / other.attention,
+                    most=1.05,
                 ),
-                "Any patterns give this output, or any labels can be learned",
+                Check("control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
+                Check("control: learned from shuffled labels", control.learned, most=0.1),
+                instead="Any patterns give this output, or any labels can be learned",
             ),
-            Clause(
+            clause(
                 f"The token that decides is known here. Hiding tokens one by one names it in {named['hiding it']:.0%}"
                 f" of the rows, the most attention in {by_attention:.0%}, and the most attention of the alternative in"
                 f" {by_other:.0%}.",
-                (
-                    Check("output change when the deciding token is hidden", needed, least=0.5),
-                    Check("rows in which hiding tokens one by one names the deciding token", named["hiding it"], 0.5),
-                    Check(
-                        "rows in which the most attention names it, less those of the alternative's",
-                        by_attention - by_other,
-                        least=0.2,
-                    ),
+                Check("output change when the deciding token is hidden", needed, least=0.5),
+                Check("rows in which hiding tokens one by one names the deciding token", named["hiding it"], 0.5),
+                Check(
+                    "rows in which the most attention names it, less those of the alternative's",
+                    by_attention - by_other,
+                    least=0.2,
                 ),
-                "Attention and its alternative name the deciding token alike",
+                instead="Attention and its alternative name the deciding token alike",
             ),
         )
         layers = [
@@ -211,39 +205,33 @@ class NotExplanationLab(Lab):
         needed = hidden.index(drop)
         where = f"in the {len(apart)} layers where a shuffle alone moves the output most"
         conclusion = (
-            Clause(
+            clause(
                 "In all layers and heads of the pretrained decoder at once the last token's attention can be exchanged"
                 f" for weights {other.attention:.2f} of 1 away, and the next word keeps its probability: it changes by"
                 f" {other.output:.3f}. Control: a shuffle by {mixed.attention:.2f} changes it by {mixed.output:.2f}.",
-                (
-                    Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, 0.4),
-                    Check(f"decoder: distance {where}", sum(apart.values()) / len(apart), least=0.3),
-                    Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
-                    Check(
-                        "decoder, control: distance of the shuffled patterns over that of the alternative",
-                        mixed.attention / other.attention,
-                        0.95,
-                        1.05,
-                    ),
-                    Check(
-                        "decoder, control: output change under the shuffled patterns in all layers", mixed.output, 0.5
-                    ),
+                Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, 0.4),
+                Check(f"decoder: distance {where}", sum(apart.values()) / len(apart), least=0.3),
+                Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
+                Check(
+                    "decoder, control: distance of the shuffled patterns over that of the alternative",
+                    mixed.attention / other.attention,
+                    0.95,
+                    1.05,
                 ),
-                "The decoder's next word does not stay under other patterns alone",
+                Check("decoder, control: output change under the shuffled patterns in all layers", mixed.output, 0.5),
+                instead="The decoder's next word does not stay under other patterns alone",
             ),
-            Clause(
+            clause(
                 f"Weights do not rank importance: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding"
                 f" it changes the output by {hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding"
                 f" it changes the output by {drop:.2f}.",
-                (
-                    Check("decoder: output change when the token that matters most is hidden", drop, least=0.3),
-                    Check(
-                        "decoder: that over the change when the most attended one is",
-                        drop / (hidden[read] or math.nan),
-                        least=3.0,
-                    ),
+                Check("decoder: output change when the token that matters most is hidden", drop, least=0.3),
+                Check(
+                    "decoder: that over the change when the most attended one is",
+                    drop / (hidden[read] or math.nan),
+                    least=3.0,
                 ),
-                "The token with the most attention is among those that matter most",
+                instead="The token with the most attention is among those that matter most",
             ),
         )
         by_layer = [[str(layer), f"{alone[layer]:.3f}", f"{distance:.2f}"] for layer, distance in apart.items()]

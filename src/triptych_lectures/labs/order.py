@@ -22,7 +22,7 @@ from triptych.page import TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec, full
 from triptych.train import Example
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, right, train, training_curve
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import CAUSAL, block, curve, decoder
 
 ENCODER, DECODER = "encoder", "causal decoder"
@@ -138,40 +138,34 @@ class OrderLab(Lab):
         worst_placed, worst_deep = (min(share[case] for case in of) for of in (placed, deep[1:]))
         before, after = places[deep[-1]][:2]
         conclusion = (
-            Clause(
+            clause(
                 f"An encoder without positions is right in {share[BLIND]:.1%}, which is what the counts of the tokens"
                 f" give ({counts:.1%}). With positions {share[PLACED]:.1%} are right.",
-                (
-                    near_counts(BLIND, share[BLIND] - counts),
-                    Check("with positions: right, the worst model", worst_placed, least=SOLVED),
-                ),
-                "Positions did not decide what an encoder can answer",
+                near_counts(BLIND, share[BLIND] - counts),
+                Check("with positions: right, the worst model", worst_placed, least=SOLVED),
+                instead="Positions did not decide what an encoder can answer",
             ),
-            Clause(
+            clause(
                 f"A causal decoder without positions does no better with one layer ({share[deep[0]]:.1%}), whose last"
                 f" token reads embeddings alone. With more it does ({worst_deep:.1%} or more): their tokens have read"
                 " those before them and no others.",
-                (
-                    near_counts(deep[0], share[deep[0]] - counts),
-                    Check("decoders of more layers, without positions: right, the worst", worst_deep, least=SOLVED),
-                ),
-                "The mask did not replace positions from the second layer on",
+                near_counts(deep[0], share[deep[0]] - counts),
+                Check("decoders of more layers, without positions: right, the worst", worst_deep, least=SOLVED),
+                instead="The mask did not replace positions from the second layer on",
             ),
-            Clause(
+            clause(
                 f"After the decoder's first layer a linear fit explains {after:.0%} of the variance of the place, and"
                 " before it nothing, as in the whole encoder.",
-                (
-                    Check("decoder without positions: R² of the place after its first layer", after, least=0.5),
-                    Check("decoder without positions: R² of the place before it", before, most=0.1),
-                    Check("encoder without positions: R² of the place, the best layer", max(places[BLIND]), most=0.1),
-                ),
-                "The place was not where the mask should put it",
+                Check("decoder without positions: R² of the place after its first layer", after, least=0.5),
+                Check("decoder without positions: R² of the place before it", before, most=0.1),
+                Check("encoder without positions: R² of the place, the best layer", max(places[BLIND]), most=0.1),
+                instead="The place was not where the mask should put it",
             ),
-            Clause(
+            clause(
                 "Control: where the tokens were shuffled after the answer was taken, positions do not help"
                 f" ({share[MIXED]:.1%}).",
-                (Check(f"{MIXED.name}: right, more than from counts", share[MIXED] - counts, most=NEAR),),
-                "Positions helped where the order says nothing",
+                Check(f"{MIXED.name}: right, more than from counts", share[MIXED] - counts, most=NEAR),
+                instead="Positions helped where the order says nothing",
             ),
         )
         rows = [[case.name, f"{model.right:.1%}", f"{model.run.end:.3f}"] for case, model in models.items()]

@@ -26,7 +26,7 @@ from .generated_tasks import (
     logits,
     train,
 )
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import encoder, with_mask
 
 HEADS = 4
@@ -75,51 +75,41 @@ class PaddingLab(Lab):
         (never, trained), least, most = answers.values(), f"padded to {self.padded[0]}", f"padded to {self.padded[-1]}"
         hidden = [one.moved for of in answers.values() for padding, one in of.items() if padding.endswith("masked")]
         conclusion = (
-            Clause(
+            clause(
                 "Softmax gives a weight to each token it sees, and a padding token is one. A model trained without"
                 f" padding is right on {never['alone'].right:.0%} of rows alone, and on {never[most].right:.0%} of the"
                 f" same rows {most} symbols and not masked.",
-                (
-                    Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
-                    Check(
-                        f"trained without padding, {most} and not masked: right less",
-                        never["alone"].right - never[most].right,
-                        least=0.25,
-                    ),
+                Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
+                Check(
+                    f"trained without padding, {most} and not masked: right less",
+                    never["alone"].right - never[most].right,
+                    least=0.25,
                 ),
-                "The model did not learn, or padding did not change its answers",
+                instead="The model did not learn, or padding did not change its answers",
             ),
-            Clause(
+            clause(
                 "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
                 f" {least} it is right on {trained[least].right:.0%}. Its answers still depend on how much there is: on"
                 f" rows {most} a log-probability moves by up to {trained[most].moved:.1f} nats.",
-                (
-                    Check(
-                        f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75
-                    ),
-                    Check(
-                        f"trained with padding, {most}: largest change of a log-probability, nats",
-                        trained[most].moved,
-                        least=1.0,
-                    ),
+                Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75),
+                Check(
+                    f"trained with padding, {most}: largest change of a log-probability, nats",
+                    trained[most].moved,
+                    least=1.0,
                 ),
-                "Training beside unmasked padding went otherwise",
+                instead="Training beside unmasked padding went otherwise",
             ),
-            Clause(
+            clause(
                 "With a mask a padded row gives what the row alone gives: the largest change of a log-probability is"
                 f" {max(hidden):.1g} nats.",
-                (
-                    Check(
-                        "control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3
-                    ),
-                ),
-                "The mask does not hide the padding",
+                Check("control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3),
+                instead="The mask does not hide the padding",
             ),
-            Clause(
+            clause(
                 "Control: from shuffled answers a model learns"
                 f" {max(0.0, shuffled.learned):.0%} of what can be learned.",
-                (Check("control: learned from shuffled answers", shuffled.learned, most=0.1),),
-                "The task can be learned from shuffled answers",
+                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+                instead="The task can be learned from shuffled answers",
             ),
         )
         remarks = "This library keeps rows end to end without padding, so that there is nothing to forget."

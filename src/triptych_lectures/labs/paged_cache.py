@@ -19,7 +19,7 @@ from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
 from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
@@ -56,48 +56,40 @@ class PagedCacheLab(Lab):
         inside = self.shared % self.page  # the page in which rows part is shared, and not full
         own = self.shared + self.rows * self.own
         conclusion = (
-            Clause(
+            clause(
                 f"The keys and values of a common beginning are computed once and taken over: {reused.computed:,}"
                 f" prompt tokens in place of {plain.computed:,}, and no token of a text changes. Control: prompts that"
                 " share nothing reuse nothing.",
-                (
-                    Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
-                    Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
-                    Check("prompt tokens computed with reuse, over those that differ", reused.computed / own, 1.0, 1.0),
-                    Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
-                ),
-                "Reuse does not do what it should",
+                Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
+                Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
+                Check("prompt tokens computed with reuse, over those that differ", reused.computed / own, 1.0, 1.0),
+                Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
+                instead="Reuse does not do what it should",
             ),
-            Clause(
+            clause(
                 "Rows point to the same full pages; the page in which they part is copied, before one of them writes"
                 f" to it (copied: {reused.pages.copies}). Every key read through the pages is the engine's."
                 f" Control: without the copy {careless.wrong:,} keys are another row's.",
-                (
-                    Check("keys that differ when read through the pages", reused.wrong, most=0),
-                    Check(
-                        "pages copied before a write", reused.pages.copies, self.rows - 1 if inside else 0, self.rows
-                    ),
-                    Check(
-                        "control: keys that differ when pages are not copied before a write",
-                        careless.wrong,
-                        least=1 if inside else 0,
-                    ),
+                Check("keys that differ when read through the pages", reused.wrong, most=0),
+                Check("pages copied before a write", reused.pages.copies, self.rows - 1 if inside else 0, self.rows),
+                Check(
+                    "control: keys that differ when pages are not copied before a write",
+                    careless.wrong,
+                    least=1 if inside else 0,
                 ),
-                "The pages do not hold the engine's keys",
+                instead="The pages do not hold the engine's keys",
             ),
-            Clause(
+            clause(
                 f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens"
                 " that are not shared: less than two pages a row are partly empty.",
-                (
-                    Check(
-                        "places of pages over tokens that differ, and two pages a row",
-                        places / (distinct + 2 * self.rows * self.page),
-                        1.0 / (1 + 2 * self.rows * self.page / distinct),
-                        1.0,
-                    ),
-                    Check("places of slots over places of pages", slots / places, least=1.5),
+                Check(
+                    "places of pages over tokens that differ, and two pages a row",
+                    places / (distinct + 2 * self.rows * self.page),
+                    1.0 / (1 + 2 * self.rows * self.page / distinct),
+                    1.0,
                 ),
-                "Pages do not save these places",
+                Check("places of slots over places of pages", slots / places, least=1.5),
+                instead="Pages do not save these places",
             ),
         )
         remarks = (

@@ -12,7 +12,7 @@ from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
 from triptych.files import tables_of
 from triptych.page import TableSection
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .pretrained import decoder
 from .small_models import curve
 
@@ -48,51 +48,43 @@ class ParametersLab(Lab):
         mlp, norms = qwen.parameters["mlp"], qwen.parameters["norms"]
         gap = mlp - exercise.parameters["mlp"]
         conclusion = (
-            Clause(
+            clause(
                 "A config of a dozen numbers fixes every tensor: predicted from them alone, with q H·K wide and k and"
                 f" v G·K whatever D is, no tensor of Qwen3-4B is another, and none of {name}, which was loaded.",
-                (
-                    Check(
-                        "tensors of Qwen3-4B predicted otherwise",
-                        _unlike(predict(QWEN3_4B), qwen.spec.shapes()),
-                        most=0,
-                    ),
-                    Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
+                Check(
+                    "tensors of Qwen3-4B predicted otherwise", _unlike(predict(QWEN3_4B), qwen.spec.shapes()), most=0
                 ),
-                "The config does not fix every tensor",
+                Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
+                instead="The config does not fix every tensor",
             ),
-            Clause(
+            clause(
                 f"Qwen3-4B has {qwen.total:,} parameters, as published; {mlp / qwen.total:.0%} of them are in its"
                 " MLPs.",
-                (
-                    Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
-                    Check(
-                        "parameters by the predicted shapes beside those counted",
-                        abs(sum(map(prod, predict(QWEN3_4B).values())) - qwen.total),
-                        most=0,
-                    ),
+                Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
+                Check(
+                    "parameters by the predicted shapes beside those counted",
+                    abs(sum(map(prod, predict(QWEN3_4B).values())) - qwen.total),
+                    most=0,
                 ),
-                "The sum is not the published one",
+                instead="The sum is not the published one",
             ),
-            Clause(
+            clause(
                 f"The exercise's model is {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want of the embedding,"
                 f" which is in both: {gap:,} of that are its narrower MLPs, {norms:,} the norms it leaves out, and"
                 " attention is as large either way.",
-                (
-                    Check(
-                        f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
-                        abs(without_norms - EXERCISE_TOTAL),
-                        most=0,
-                    ),
-                    Check("the gap less MLPs and norms", abs(PUBLISHED - EXERCISE_TOTAL - gap - norms), most=0),
-                    Check(
-                        "parameters of attention, Qwen3-4B over the exercise's",
-                        qwen.parameters["attention"] / exercise.parameters["attention"],
-                        1.0,
-                        1.0,
-                    ),
+                Check(
+                    f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
+                    abs(without_norms - EXERCISE_TOTAL),
+                    most=0,
                 ),
-                "The gap is another one",
+                Check("the gap less MLPs and norms", abs(PUBLISHED - EXERCISE_TOTAL - gap - norms), most=0),
+                Check(
+                    "parameters of attention, Qwen3-4B over the exercise's",
+                    qwen.parameters["attention"] / exercise.parameters["attention"],
+                    1.0,
+                    1.0,
+                ),
+                instead="The gap is another one",
             ),
         )
         remarks = "That the loaded values are right, shapes cannot say."

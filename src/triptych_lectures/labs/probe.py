@@ -21,7 +21,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.probe import Edit, Where
 from triptych.train import metrics
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .pretrained import decoder
 from .small_models import curve, line_table
 
@@ -85,58 +85,49 @@ class ProbeLab(Lab):
         )
         by_random = Reads(*(float(np.mean(line)) for line in zip(*random, strict=True)))
         conclusion = (
-            Clause(
+            clause(
                 f"At the last token, after layer {layers[-1]}, a probe reads the subject's number: {read.new:.0%} are"
                 f" right, with words and contexts that it was not fitted to; {trained[0].new:.0%} from the embedding,"
                 " which is that of another word.",
-                (
-                    Check("number of the subject, new words: right after the last layer", read.new, least=0.75),
-                    Check("the same from the embedding, where it cannot stand", trained[0].new, 0.3, 0.7),
-                ),
-                "The probe did not read the number of the subject as claimed",
+                Check("number of the subject, new words: right after the last layer", read.new, least=0.75),
+                Check("the same from the embedding, where it cannot stand", trained[0].new, 0.3, 0.7),
+                instead="The probe did not read the number of the subject as claimed",
             ),
-            Clause(
+            clause(
                 f"Control: a random label for each word form is right in {read.control:.0%} there; the selectivity is"
                 f" {read.selectivity:.2f}. In a model of random weights a probe is right for words that it knows"
                 f" ({by_random.seen:.0%}), but for random labels too ({by_random.control:.0%}), and for new words in"
                 f" {by_random.new:.0%}: it has learned the words.",
-                (
-                    Check("selectivity after the last layer", read.selectivity, least=0.1),
-                    Check("selectivity, less that in random weights",
-                          read.selectivity - by_random.selectivity, least=0.05),
-                    Check("random weights: right for known words", by_random.seen, least=0.75),
-                    Check("new words: right, more than with random weights", read.new - by_random.new, least=0.2),
-                ),
-                "The control task did not tell the model's number from learned words",
+                Check("selectivity after the last layer", read.selectivity, least=0.1),
+                Check("selectivity, less that in random weights", read.selectivity - by_random.selectivity, least=0.05),
+                Check("random weights: right for known words", by_random.seen, least=0.75),
+                Check("new words: right, more than with random weights", read.new - by_random.new, least=0.2),
+                instead="The control task did not tell the model's number from learned words",
             ),
-            Clause(
+            clause(
                 f"What is read need not be used: the number of the other noun is right in {read.other:.0%}, yet without"
                 f" its direction, from layer {half} on, {another:.0%} of the verb's preference is left, without the"
                 f" subject's {subject:.0%}, without a random one {by_chance:.0%}.",
-                (
-                    Check("number of the other noun, new words: right", read.other, least=0.9),
-                    Check("preference left without the other noun's direction", another, 0.85, 1.15),
-                    Check("preference left without the subject's direction", subject, most=0.6),
-                    Check("control: preference left without a random direction", by_chance, 0.9, 1.1),
-                ),
-                "Removing directions did not tell what is used from what is read",
+                Check("number of the other noun, new words: right", read.other, least=0.9),
+                Check("preference left without the other noun's direction", another, 0.85, 1.15),
+                Check("preference left without the subject's direction", subject, most=0.6),
+                Check("control: preference left without a random direction", by_chance, 0.9, 1.1),
+                instead="Removing directions did not tell what is used from what is read",
             ),
-            Clause(
+            clause(
                 f"Nor where it is read: after layer {place} it is right for {there.seen:.0%} of the known words, but"
                 f" without its direction at this layer alone {alone:.0%} of the preference are left, since later layers"
                 " read the number again.",
-                (
-                    Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
-                    Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
-                ),
-                "Removing it at one layer was not made up for",
+                Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
+                Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
+                instead="Removing it at one layer was not made up for",
             ),
-            Clause(
+            clause(
                 f"The model does use the number: it prefers the right verb in {verb.right:.0%} of the new sentences.",
-                (Check("verb of the right number preferred, in new sentences", verb.right, least=0.75),),
-                "The model did not prefer the right verb",
+                Check("verb of the right number preferred, in new sentences", verb.right, least=0.75),
+                instead="The model did not prefer the right verb",
             ),
-        )  # fmt: skip
+        )
         lines = {
             "new words": [own.new for own in trained],
             "known words": [own.seen for own in trained],

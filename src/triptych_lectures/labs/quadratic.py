@@ -24,7 +24,7 @@ from triptych.model import Model
 from triptych.page import Facts, Section, TableSection
 from triptych.spec import block_sparse, causal, window
 from .counting import peak_bytes, products, shortest_seconds
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
@@ -105,63 +105,53 @@ class QuadraticLab(Lab):
     def _pairs_clause(self, flops: Measured, nbytes: Measured, difference: float) -> Clause:
         last = self.lengths[-1]
         saved = nbytes["full"][last] / nbytes["fused"][last]
-        return Clause(
+        return clause(
             "Every token is compared with every other, so the work grows as T squared, and with the scores written"
             " out the memory does too. The fused kernel computes the same numbers tile by tile: T squared work, and"
             f" no operation hands on a score matrix, {saved:.0f} times fewer bytes at {last:,} tokens.",
-            (
-                self._grow("FLOPs", "full", flops, SQUARE),
-                self._grow("bytes", "full", nbytes, SQUARE),
-                self._grow("FLOPs", "fused", flops, SQUARE),
-                self._grow("bytes", "fused", nbytes, LINEAR),
-                Check("largest difference between mechanisms that are exact", difference, most=1e-4),
-            ),
-            "Full and fused attention do not cost this",
+            self._grow("FLOPs", "full", flops, SQUARE),
+            self._grow("bytes", "full", nbytes, SQUARE),
+            self._grow("FLOPs", "fused", flops, SQUARE),
+            self._grow("bytes", "fused", nbytes, LINEAR),
+            Check("largest difference between mechanisms that are exact", difference, most=1e-4),
+            instead="Full and fused attention do not cost this",
         )
 
     def _linear_clause(self, ways: Mapping[str, MechanismCost], flops: Measured, nbytes: Measured) -> Clause:
         names = [name for name, way in ways.items() if way.flops == LINEAR]
-        return Clause(
+        return clause(
             "Only what leaves pairs out, a window or a block pattern, or does not compare pairs, linear attention,"
             " grows as T in both.",
-            (
-                *(self._grow("FLOPs", name, flops, LINEAR) for name in names),
-                *(self._grow("bytes", name, nbytes, LINEAR) for name in names),
-            ),
-            "What leaves pairs out does not grow as T",
+            *(self._grow("FLOPs", name, flops, LINEAR) for name in names),
+            *(self._grow("bytes", name, nbytes, LINEAR) for name in names),
+            instead="What leaves pairs out does not grow as T",
         )
 
     def _groups_clause(self, flops: Measured) -> Clause:
         last = self.lengths[-1]
-        return Clause(
+        return clause(
             "Heads that share their keys and values have fewer of them to keep, and the same work.",
-            (
-                self._grow("FLOPs", ONE_GROUP, flops, SQUARE),
-                Check(
-                    f"{ONE_GROUP}: FLOPs over those of fused", flops[ONE_GROUP][last] / flops["fused"][last], 1.0, 1.0
-                ),
-            ),
-            "Sharing keys and values changes the work",
+            self._grow("FLOPs", ONE_GROUP, flops, SQUARE),
+            Check(f"{ONE_GROUP}: FLOPs over those of fused", flops[ONE_GROUP][last] / flops["fused"][last], 1.0, 1.0),
+            instead="Sharing keys and values changes the work",
         )
 
     def _layer_clause(self, layer: Measured) -> Clause:
         short, last = self.short, self.lengths[-1]
         counted = self._counted(last) * self.layer / (self.heads * self.width)
-        return Clause(
+        return clause(
             "In a whole layer the products with weights, linear in T, hide the square while T is small: from"
             f" {short[0]} to {short[1]} tokens its FLOPs grow as T to the power {_power(layer[WHOLE], short):.2f}.",
-            (
-                self._grow("FLOPs", f"the layer, {WEIGHTS}", {f"the layer, {WEIGHTS}": layer[WEIGHTS]}, LINEAR),
-                self._grow("FLOPs", f"the layer, {PAIRS}", {f"the layer, {PAIRS}": layer[PAIRS]}, SQUARE),
-                Check(
-                    f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
-                    _power(layer[WHOLE], short),
-                    0.9,
-                    1.5,
-                ),
-                Check(f"the layer, {PAIRS} at T {last:,}: run over `count`'s", layer[PAIRS][last] / counted, 1.0, 1.0),
+            self._grow("FLOPs", f"the layer, {WEIGHTS}", {f"the layer, {WEIGHTS}": layer[WEIGHTS]}, LINEAR),
+            self._grow("FLOPs", f"the layer, {PAIRS}", {f"the layer, {PAIRS}": layer[PAIRS]}, SQUARE),
+            Check(
+                f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
+                _power(layer[WHOLE], short),
+                0.9,
+                1.5,
             ),
-            "The layer does not cost this",
+            Check(f"the layer, {PAIRS} at T {last:,}: run over `count`'s", layer[PAIRS][last] / counted, 1.0, 1.0),
+            instead="The layer does not cost this",
         )
 
     def mechanisms(self) -> dict[str, MechanismCost]:

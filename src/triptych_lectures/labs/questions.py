@@ -19,7 +19,7 @@ from triptych.train.label_tasks import best_span
 from triptych_lectures.data import play_questions
 from triptych_lectures.data.play_questions import ASKED, HIDDEN, Kind, Passages, PlayQuestion
 from triptych_lectures.data.play_scenes import HELD_OUT, split
-from .lab import Check, Checks, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .play_encoders import trained
 from .small_models import Points
 
@@ -108,31 +108,33 @@ class QuestionsLab(Lab):
             ours, best = right[ENCODER][kind], {name: right[name][kind] for name in plain}
             rivals = plain if kind == "where" else [name for name in plain if name != SEARCH]
             shown = ", ".join(f"{name} {best[name]:.0%}" for name in plain)
-            checks: Checks = tuple(
-                Check(f"{ASKED[kind]} right answers, above those of {name}", ours - best[name], least=MARGIN)
-                for name in rivals
-            )
             clauses.append(
-                Clause(f"{QUOTED[kind]}: of the answers on held-out plays {ours:.0%} are right; {shown}.", checks,
-                       f"{QUOTED[kind]}: the encoder is not ahead")
-            )  # fmt: skip
+                clause(
+                    f"{QUOTED[kind]}: of the answers on held-out plays {ours:.0%} are right; {shown}.",
+                    *(
+                        Check(f"{ASKED[kind]} right answers, above those of {name}", ours - best[name], least=MARGIN)
+                        for name in rivals
+                    ),
+                    instead=f"{QUOTED[kind]}: the encoder is not ahead",
+                )
+            )
         if len(self._kinds) > 1:
             together = {name: fmean(right[name].values()) for name in right}
             ahead = together[ENCODER] - max(together[name] for name in plain)
             clauses.append(
-                Clause(
+                clause(
                     f"Over both kinds {together[ENCODER]:.0%} are right, of the best of the others"
                     f" {together[ENCODER] - ahead:.0%}.",
-                    (Check("both kinds: right answers, above the best of the others", ahead, least=MARGIN),),
-                    "Over both kinds the encoder is not ahead",
+                    Check("both kinds: right answers, above the best of the others", ahead, least=MARGIN),
+                    instead="Over both kinds the encoder is not ahead",
                 )
             )
         worst = max(right[CONTROL][kind] - max(right[name][kind] for name in plain) for kind in self._kinds)
         clauses.append(
-            Clause(
+            clause(
                 "Control: an encoder trained with the answers of other questions is right no more often than these.",
-                (Check("control: right answers, above the best of what is not trained", worst, most=0.05),),
-                "The control learned something",
+                Check("control: right answers, above the best of what is not trained", worst, most=0.05),
+                instead="The control learned something",
             )
         )
         return tuple(clauses)

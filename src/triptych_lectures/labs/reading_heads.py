@@ -27,7 +27,7 @@ from .generated_tasks import (
     multiply_queries_and_keys,
     trained_head,
 )
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Ints, Lab, LabResult, Setup, clause, size
 
 ONE_CASE = "One task, one learning rate: which score is better where both learn is not decided here."
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
@@ -73,10 +73,10 @@ class ReadingLab(Lab):
         """A head that is trained on shuffled answers is right by chance."""
         setup.progress("shuffled answers")
         share, chance = self.learned(module, ShuffledTask(self.task), setup.seed).right, 1 / self.symbols
-        return Clause(
+        return clause(
             f"Control: trained on shuffled answers {share:.0%} are right; chance is {chance:.0%}.",
-            (Check("control: answers right, trained on shuffled ones", share, most=chance + 0.1),),
-            "The task can be answered without reading",
+            Check("control: answers right, trained on shuffled ones", share, most=chance + 0.1),
+            instead="The task can be answered without reading",
         )
 
     def table(self, heads: Heads) -> TableSection:
@@ -122,44 +122,40 @@ class TrainedScaleLab(ReadingLab):
         right = {case: head.right for case, head in heads.items()}
         worst = min(right[SCALED, d] for d in self.widths)
         conclusion = (
-            Clause(
+            clause(
                 f"With 1/√d the head learns to read the symbol {self.back} places back at every d: {worst:.0%} of the"
                 " answers are right or more.",
-                (Check("1/√d: answers right, the worst over all d", worst, least=0.75),),
-                "The head did not learn with the division",
+                Check("1/√d: answers right, the worst over all d", worst, least=0.75),
+                instead="The head did not learn with the division",
             ),
-            Clause(
+            clause(
                 "Without it the scores of a new head have a standard deviation of about √d. At"
                 f" d {narrow} it learns all the same ({right[PLAIN, narrow]:.0%}), at d {wide} not within"
                 f" {self.steps} steps ({right[PLAIN, wide]:.0%}).",
-                (
-                    Check(
-                        f"d {wide}: answers right with 1/√d, less without",
-                        right[SCALED, wide] - right[PLAIN, wide],
-                        least=0.25,
-                    ),
-                    Check(
-                        f"control: d {narrow}: answers right with 1/√d, less without",
-                        right[SCALED, narrow] - right[PLAIN, narrow],
-                        -0.1,
-                        0.1,
-                    ),
+                Check(
+                    f"d {wide}: answers right with 1/√d, less without",
+                    right[SCALED, wide] - right[PLAIN, wide],
+                    least=0.25,
                 ),
-                "The division did not decide at large d alone",
+                Check(
+                    f"control: d {narrow}: answers right with 1/√d, less without",
+                    right[SCALED, narrow] - right[PLAIN, narrow],
+                    -0.1,
+                    0.1,
+                ),
+                instead="The division did not decide at large d alone",
             ),
-            Clause(
+            clause(
                 f"The same head of d {wide} learns without the division where its first weights are so much smaller"
                 f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
                 " protects"
                 " is the beginning of training.",
-                (
-                    Check(
-                        f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
-                        right[SMALLER, wide],
-                        least=0.75,
-                    ),
+                Check(
+                    f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
+                    right[SMALLER, wide],
+                    least=0.75,
                 ),
-                "Smaller first weights did not make up for the division",
+                instead="Smaller first weights did not make up for the division",
             ),
             self.control(setup, self.head(SCALED, narrow, setup.seed)),
         )
@@ -209,37 +205,33 @@ class TrainedScoresLab(ReadingLab):
         apart = max((right[ADDITIVE, d] - right[DIVIDED, d] for d in self.widths), key=abs)
         worst = min(right[ADDITIVE, d] for d in self.widths)
         conclusion = (
-            Clause(
+            clause(
                 f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs"
                 f" no scale ({right[UNDIVIDED, narrow]:.0%} right, additive {right[ADDITIVE, narrow]:.0%}).",
-                (
-                    Check("additive: answers right, the worst over all d", worst, least=0.75),
-                    Check(
-                        f"control: d {narrow}: answers right, additive less dot product without scale",
-                        right[ADDITIVE, narrow] - right[UNDIVIDED, narrow],
-                        -0.1,
-                        0.1,
-                    ),
+                Check("additive: answers right, the worst over all d", worst, least=0.75),
+                Check(
+                    f"control: d {narrow}: answers right, additive less dot product without scale",
+                    right[ADDITIVE, narrow] - right[UNDIVIDED, narrow],
+                    -0.1,
+                    0.1,
                 ),
-                "At small d the scores were not alike",
+                instead="At small d the scores were not alike",
             ),
-            Clause(
+            clause(
                 f"At d {wide} it does: {right[UNDIVIDED, wide]:.0%} are right after {self.steps} steps without a scale,"
                 f" {right[ADDITIVE, wide]:.0%} with the additive score, whose hidden units are bounded.",
-                (
-                    Check(
-                        f"d {wide}: answers right with the additive score, less with the dot product without scale",
-                        right[ADDITIVE, wide] - right[UNDIVIDED, wide],
-                        least=0.25,
-                    ),
+                Check(
+                    f"d {wide}: answers right with the additive score, less with the dot product without scale",
+                    right[ADDITIVE, wide] - right[UNDIVIDED, wide],
+                    least=0.25,
                 ),
-                "The additive score was not ahead of the dot product without scale",
+                instead="The additive score was not ahead of the dot product without scale",
             ),
-            Clause(
+            clause(
                 "The division by √d makes up for what the additive score had ahead:"
                 f" {right[DIVIDED, wide]:.0%} right at d {wide}, and within 0.1 of it at every d.",
-                (Check("answers right, additive less 1/√d, furthest from 0 over all d", apart, -0.1, 0.1),),
-                "The additive score and the divided dot product were not alike",
+                Check("answers right, additive less 1/√d, furthest from 0 over all d", apart, -0.1, 0.1),
+                instead="The additive score and the divided dot product were not alike",
             ),
             self.control(setup, self.head(ADDITIVE, narrow, setup.seed)),
         )
@@ -290,33 +282,27 @@ class CosineScoresLab(ReadingLab):
         larger = f"weights {self.factor:g} times as large"
         less, bounded = heads[DOT, DRAWN].right - heads[DOT, LARGER].right, "largest score before training, over √d"
         conclusion = (
-            Clause(
+            clause(
                 f"From weights as they are drawn both scores learn: {heads[DOT, DRAWN].right:.0%} of the answers are"
                 f" right with dot products, {heads[COSINE, DRAWN].right:.0%} with cosines.",
-                (
-                    Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
-                    Check("cosine: answers right, weights as drawn", heads[COSINE, DRAWN].right, least=0.75),
-                ),
-                "From weights as drawn one of them did not learn",
+                Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
+                Check("cosine: answers right, weights as drawn", heads[COSINE, DRAWN].right, least=0.75),
+                instead="From weights as drawn one of them did not learn",
             ),
-            Clause(
+            clause(
                 f"From {larger} of queries and keys, {heads[DOT, LARGER].right:.0%} are right with dot products"
                 f" after {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
-                (
-                    Check(f"dot product: answers right less with {larger}", less, least=0.25),
-                    Check(f"cosine: answers right with {larger}", heads[COSINE, LARGER].right, least=0.75),
-                ),
-                "The size of the first weights did not decide for dot products alone",
+                Check(f"dot product: answers right less with {larger}", less, least=0.25),
+                Check(f"cosine: answers right with {larger}", heads[COSINE, LARGER].right, least=0.75),
+                instead="The size of the first weights did not decide for dot products alone",
             ),
-            Clause(
+            clause(
                 "A dot product grows with the length of query and key, and its first scores reach"
                 f" {before[DOT, LARGER]:.0f} times √d from these weights. A cosine does not: no score of a new head is"
                 f" above √d ({max(before[COSINE, begin] for begin in (DRAWN, LARGER)):.2f} times).",
-                (
-                    Check(f"cosine: {bounded}", max(before[COSINE, begin] for begin in (DRAWN, LARGER)), most=1.001),
-                    Check(f"control: dot product, {larger}: {bounded}", before[DOT, LARGER], least=1.001),
-                ),
-                "The scores were not bounded as claimed",
+                Check(f"cosine: {bounded}", max(before[COSINE, begin] for begin in (DRAWN, LARGER)), most=1.001),
+                Check(f"control: dot product, {larger}: {bounded}", before[DOT, LARGER], least=1.001),
+                instead="The scores were not bounded as claimed",
             ),
             self.control(setup, self.head(COSINE, DRAWN, setup.seed)),
         )

@@ -22,7 +22,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.probe import Read, put
 from triptych.probe.role_texts import TEXTS
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .pretrained import decoder
 from .small_models import curve
 
@@ -94,30 +94,26 @@ class RedundancyLab(Lab):
         best, worst, without = out.mean_rise(BY_SCORE), out.mean_rise(REVERSE), out.risen(BY_SCORE, total)
         control = fmean(rises) or math.nan
         return (
-            Clause(
+            clause(
                 f"Many heads are redundant: with the least important first, {spared} of {total} can go before the loss"
                 f" on held-out text rises by more than {self.rise:.0%}.",
-                (Check(f"share of the heads that can go, {BY_SCORE}", spared / total, least=0.2),),
-                "Few heads can go",
+                Check(f"share of the heads that can go, {BY_SCORE}", spared / total, least=0.2),
+                instead="Few heads can go",
             ),
-            Clause(
+            clause(
                 f"Some are needed: with the most important first, {last} can go, and without any head the loss rises by"
                 f" {without:.0%}.",
-                (
-                    Check(f"share of the heads that can go, {REVERSE}", last / total, most=0.05),
-                    Check("rise of the loss without any head, as a share of it", without, least=0.5),
-                ),
-                "The heads with the highest score are not needed",
+                Check(f"share of the heads that can go, {REVERSE}", last / total, most=0.05),
+                Check("rise of the loss without any head, as a share of it", without, least=0.5),
+                instead="The heads with the highest score are not needed",
             ),
-            Clause(
+            clause(
                 f"It matters which ones go: at all counts the loss rises by {best:.0%} on average, and by {worst:.0%}"
                 f" in the reverse order. Control: in {len(random)} random orders, in which {at_random[0]} to"
                 f" {at_random[-1]} can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
-                (
-                    Check("mean rise of the loss, by score over random", best / control, most=0.75),
-                    Check("mean rise of the loss, in the reverse order over random", worst / control, least=1.33),
-                ),
-                "A random order does about as well as the score, or as badly as its reverse",
+                Check("mean rise of the loss, by score over random", best / control, most=0.75),
+                Check("mean rise of the loss, in the reverse order over random", worst / control, least=1.33),
+                instead="A random order does about as well as the score, or as badly as its reverse",
             ),
         )
 

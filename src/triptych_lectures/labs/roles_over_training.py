@@ -24,7 +24,7 @@ from triptych.train import Example, OptimizerSettings, Pairs, Schedule
 from triptych.train.objectives import Ids
 from .generated_tasks import with_positions
 from .induction import pattern_scores
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, fit
 
 LOOKS = 40  # times that a model is measured in training
@@ -128,22 +128,20 @@ class RolesOverTrainingLab(Lab):
         in_shallow = max(max(look[0]) for look in shallow.induction) / score[-1]
         less = fmean(shallow.saved[-LAST:])
         return (
-            Clause(
+            clause(
                 "Both models first learn the table of what may follow what, which needs no attention:"
                 f" {learned:.0%} of the way or more after a third of the training.",
-                (Check("learned of the table after a third of the training, the less of the two", learned, 0.5, 1.1),),
-                "The table was not learned first",
+                Check("learned of the table after a third of the training, the less of the two", learned, 0.5, 1.1),
+                instead="The table was not learned first",
             ),
             *_together(deep, score, saved, max(shallow.previous[-1][0])),
-            Clause(
+            clause(
                 "Control: in one layer, trained alike, no head of induction appears at any step. It saves"
                 f" {less:.1f} nats, two layers {saved:.1f}: it can tell that a token was read before, and not what"
                 " followed.",
-                (
-                    Check("one layer: highest score at any step, over two layers' at the end", in_shallow, most=0.5),
-                    Check("one layer: what a repetition saves at the end, over two layers'", less / saved, most=0.5),
-                ),
-                "One layer did as two",
+                Check("one layer: highest score at any step, over two layers' at the end", in_shallow, most=0.5),
+                Check("one layer: what a repetition saves at the end, over two layers'", less / saved, most=0.5),
+                instead="One layer did as two",
             ),
         )
 
@@ -180,44 +178,40 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
     of_table = _steepest([-nats for nats in deep.first])
     at = deep.steps
     return (
-        Clause(
+        clause(
             "Then a head of the second layer begins to look for what followed a token before, and the loss of what is"
             f" read again falls: from step {at[fall]} to {at[fall + WINDOW]} a repetition saves"
             f" {deep.saved[fall + WINDOW] - deep.saved[fall]:.1f} nats more, and the score of this head rises most from"
             f" step {at[rise]} to {at[rise + WINDOW]}. It ends at {score[-1]:.2f}.",
-            (
-                Check(
-                    "largest rise of the induction score after the largest fall of the loss, share of the training",
-                    (rise - fall) / LOOKS,
-                    -APART,
-                    APART,
-                ),
-                Check(
-                    "the same after the largest fall of the loss of the first reading, share of the training",
-                    (rise - of_table) / LOOKS,
-                    least=WINDOW / LOOKS,
-                ),
-                Check("induction score at the end", score[-1], least=APPEARED),
-                Check("nats that a repetition saves at the end", saved, least=1.0),
+            Check(
+                "largest rise of the induction score after the largest fall of the loss, share of the training",
+                (rise - fall) / LOOKS,
+                -APART,
+                APART,
             ),
-            "The loss and the head did not change together",
+            Check(
+                "the same after the largest fall of the loss of the first reading, share of the training",
+                (rise - of_table) / LOOKS,
+                least=WINDOW / LOOKS,
+            ),
+            Check("induction score at the end", score[-1], least=APPEARED),
+            Check("nats that a repetition saves at the end", saved, least=1.0),
+            instead="The loss and the head did not change together",
         ),
-        Clause(
+        clause(
             f"The head that it reads from, which gives the token before {previous[-1]:.2f} of its weight in the first"
             " layer, appears no later; one layer alone gets none.",
-            (
-                Check(
-                    "largest rise of the previous-token score after that of induction, share of the training",
-                    (_steepest(previous) - rise) / LOOKS,
-                    most=APART,
-                ),
-                Check(
-                    "previous-token score in the first of two layers, over that of one layer",
-                    previous[-1] / before_in_shallow,
-                    least=2.0,
-                ),
+            Check(
+                "largest rise of the previous-token score after that of induction, share of the training",
+                (_steepest(previous) - rise) / LOOKS,
+                most=APART,
             ),
-            "No head of the first layer came to read the token before in time",
+            Check(
+                "previous-token score in the first of two layers, over that of one layer",
+                previous[-1] / before_in_shallow,
+                least=2.0,
+            ),
+            instead="No head of the first layer came to read the token before in time",
         ),
     )
 

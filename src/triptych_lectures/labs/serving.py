@@ -28,7 +28,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
 from .counting import products
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, decoder, power
 
 HEADS = 4
@@ -73,55 +73,41 @@ class SpeculationLab(Lab):
         ideal = -(-(self.new - 1) // (self.tokens + 1)) + 1
         ours, worst, wrong = drafts[0], drafts[-1], runs[WRONG]
         conclusion = (
-            Clause(
+            clause(
                 "A guess counts only where it is the token that the decoder's own logits and the random number of its"
                 f" place choose. So no guess changes a token of the {self.rows} texts, greedy or sampled.",
-                (
-                    Check(
-                        "tokens that differ from those without guesses",
-                        sum(different(one, plain) for one in runs.values()),
-                        most=0,
-                    ),
-                    Check(f"guesses accepted, {WRONG}", wrong.accepted, most=0),
+                Check(
+                    "tokens that differ from those without guesses",
+                    sum(different(one, plain) for one in runs.values()),
+                    most=0,
                 ),
-                "Guesses change the texts",
+                Check(f"guesses accepted, {WRONG}", wrong.accepted, most=0),
+                instead="Guesses change the texts",
             ),
-            Clause(
+            clause(
                 f"What guesses change is the number of forwards: a draft that agrees always needs {ours.forwards},"
                 f" without guesses it is {plain.forwards}.",
-                (
-                    Check("share of guesses accepted, draft: itself", ours.rate, least=0.99),
-                    Check("forwards, draft: itself, over the fewest possible", ours.forwards / ideal, 1.0, 1.1),
-                    Check(
-                        "forwards without guesses over those of draft: itself",
-                        plain.forwards / ours.forwards,
-                        least=2.0,
-                    ),
+                Check("share of guesses accepted, draft: itself", ours.rate, least=0.99),
+                Check("forwards, draft: itself, over the fewest possible", ours.forwards / ideal, 1.0, 1.1),
+                Check(
+                    "forwards without guesses over those of draft: itself", plain.forwards / ours.forwards, least=2.0
                 ),
-                "A draft that agrees does not save forwards",
+                instead="A draft that agrees does not save forwards",
             ),
-            Clause(
+            clause(
                 f"A draft with as little in common as noise of {self.noise[-1]:g} leaves ({worst.rate:.0%} of its"
                 f" guesses accepted) needs {worst.forwards}.",
-                (
-                    Check(
-                        "forwards of the worst draft over those of the best", worst.forwards / ours.forwards, least=1.5
-                    ),
-                    Check("share of guesses accepted, the worst draft", worst.rate, most=0.5),
-                ),
-                "A draft that rarely agrees saves as much",
+                Check("forwards of the worst draft over those of the best", worst.forwards / ours.forwards, least=1.5),
+                Check("share of guesses accepted, the worst draft", worst.rate, most=0.5),
+                instead="A draft that rarely agrees saves as much",
             ),
-            Clause(
+            clause(
                 "A wrong guess costs: it goes through the decoder and is thrown away. A draft that is always wrong"
                 f" needs as many forwards as none and sends {wrong.through / plain.through:.1f} times the tokens"
                 " through them.",
-                (
-                    Check(f"forwards, {WRONG}, over those without guesses", wrong.forwards / plain.forwards, 1.0, 1.0),
-                    Check(
-                        f"tokens through the decoder, {WRONG}, over those without", wrong.through / plain.through, 2.0
-                    ),
-                ),
-                "Wrong guesses cost nothing",
+                Check(f"forwards, {WRONG}, over those without guesses", wrong.forwards / plain.forwards, 1.0, 1.0),
+                Check(f"tokens through the decoder, {WRONG}, over those without", wrong.through / plain.through, 2.0),
+                instead="Wrong guesses cost nothing",
             ),
         )
         remarks = "Whether guesses pay is a question of time, which the engine measures; here they are always made."
@@ -268,50 +254,42 @@ class LinearStateLab(Lab):
         counted = count(self.specs()[LINEAR]).cache_bytes(last, dtype="fp32")
         grown = linear[last].flops / linear[first].flops
         conclusion = (
-            Clause(
+            clause(
                 "A weight of linear attention is a product of features, so sums over all tokens so far are all that"
                 f" the next one needs: {linear[last].nbytes:,} bytes a row after {first:,} tokens as after {last:,},"
                 " and as many FLOPs for one more token.",
-                (
-                    Check(
-                        f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}",
-                        linear[last].nbytes / linear[first].nbytes,
-                        1.0,
-                        1.0,
-                    ),
-                    Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
-                    Check(f"{LINEAR}: FLOPs that one more token runs, last over first", grown, 1.0, 1.0),
+                Check(
+                    f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}",
+                    linear[last].nbytes / linear[first].nbytes,
+                    1.0,
+                    1.0,
                 ),
-                "The state of linear attention is not constant",
+                Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
+                Check(f"{LINEAR}: FLOPs that one more token runs, last over first", grown, 1.0, 1.0),
+                instead="The state of linear attention is not constant",
             ),
-            Clause(
+            clause(
                 f"Control: softmax attention needs each key for itself, and its cache grows with the text, to"
                 f" {softmax[last].nbytes:,} bytes, and so does the work of one more token.",
-                (
-                    Check(
-                        f"{SOFTMAX}: bytes of a row grow as T to the power",
-                        power(self.lengths, [of.nbytes for of in softmax.values()]),
-                        0.95,
-                        1.05,
-                    ),
-                    Check(
-                        f"{SOFTMAX}: FLOPs that one more token runs, last over first",
-                        softmax[last].flops / softmax[first].flops,
-                        least=1.1,
-                    ),
+                Check(
+                    f"{SOFTMAX}: bytes of a row grow as T to the power",
+                    power(self.lengths, [of.nbytes for of in softmax.values()]),
+                    0.95,
+                    1.05,
                 ),
-                "The cache of softmax attention does not grow as it should",
+                Check(
+                    f"{SOFTMAX}: FLOPs that one more token runs, last over first",
+                    softmax[last].flops / softmax[first].flops,
+                    least=1.1,
+                ),
+                instead="The cache of softmax attention does not grow as it should",
             ),
-            Clause(
+            clause(
                 "Nothing is approximated: the tokens written with the state are those of a forward over the whole"
                 " text.",
-                (
-                    Check("tokens that differ from those without a cache", sum(one.tokens for one in every), most=0),
-                    Check(
-                        "largest difference of a log-probability", max(one.difference for one in every), most=ROUNDING
-                    ),
-                ),
-                "The state changes what is written",
+                Check("tokens that differ from those without a cache", sum(one.tokens for one in every), most=0),
+                Check("largest difference of a log-probability", max(one.difference for one in every), most=ROUNDING),
+                instead="The state changes what is written",
             ),
         )
         remarks = (

@@ -16,7 +16,7 @@ from triptych.page import MatrixSection, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
 from .counting import products, shortest_seconds
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, power
 
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
@@ -67,48 +67,38 @@ class SparsePatternsLab(Lab):
         per_log = [found / (n * seen[n]) for n, found in computed[POWERS].items()]
         digits = max((-(-REACH // self.powers_block) - 1).bit_length(), 1)  # of the largest distance in blocks
         conclusion = (
-            Clause(
+            clause(
                 f"Under the strided pattern the pairs computed grow as T to the power {_power(computed[STRIDED]):.2f},"
                 " where T √T is 1.5.",
-                (
-                    Check(f"{STRIDED}: pairs computed grow as T to the power", _power(computed[STRIDED]), 1.4, 1.6),
-                    Check(f"{ALL}: pairs computed grow as T to the power", _power(computed[ALL]), 1.95, 2.05),
-                ),
-                "The strided pattern does not cost O(T √T)",
+                Check(f"{STRIDED}: pairs computed grow as T to the power", _power(computed[STRIDED]), 1.4, 1.6),
+                Check(f"{ALL}: pairs computed grow as T to the power", _power(computed[ALL]), 1.95, 2.05),
+                instead="The strided pattern does not cost O(T √T)",
             ),
-            Clause(
+            clause(
                 "Under powers of two they grow as T log T.",
-                (
-                    Check(
-                        f"{POWERS}: largest over smallest of pairs / (T log T)", max(per_log) / min(per_log), most=1.1
-                    ),
-                    Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
-                ),
-                "Powers of two do not cost O(T log T)",
+                Check(f"{POWERS}: largest over smallest of pairs / (T log T)", max(per_log) / min(per_log), most=1.1),
+                Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
+                instead="Powers of two do not cost O(T log T)",
             ),
-            Clause(
+            clause(
                 "What saves is that the mask is symbolic: the kernel lists the blocks of keys that a block of queries"
                 " may see. Control: the same strided pattern written out as an array is opaque, and all pairs are"
                 " computed. The results are those of the definition.",
-                (
-                    Check(f"{ARRAY}: pairs computed grow as T to the power", _power(computed[ARRAY]), 1.95, 2.05),
-                    Check("largest difference from the definition", self.difference(noise), most=1e-5),
-                ),
-                "The kernel does not use the pattern as it should",
+                Check(f"{ARRAY}: pairs computed grow as T to the power", _power(computed[ARRAY]), 1.95, 2.05),
+                Check("largest difference from the definition", self.difference(noise), most=1e-5),
+                instead="The kernel does not use the pattern as it should",
             ),
-            Clause(
+            clause(
                 "Information still reaches every later position: in two layers under the strided pattern, under"
                 f" powers of two in {hops[POWERS]}, at most as many as a distance in blocks has binary digits.",
-                (
-                    Check(f"{STRIDED}: layers until each position has reached all before it", hops[STRIDED], 2, 2),
-                    Check(
-                        f"{POWERS}: layers until each position has reached all before it",
-                        hops[POWERS],
-                        min(2, digits),
-                        digits,
-                    ),
+                Check(f"{STRIDED}: layers until each position has reached all before it", hops[STRIDED], 2, 2),
+                Check(
+                    f"{POWERS}: layers until each position has reached all before it",
+                    hops[POWERS],
+                    min(2, digits),
+                    digits,
                 ),
-                "Positions are not connected in so few layers",
+                instead="Positions are not connected in so few layers",
             ),
         )
         remarks = (

@@ -26,7 +26,7 @@ from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import Points, fit, share_table
 
 RIGHT = 0.95  # of the words, by the claim
@@ -78,38 +78,34 @@ class SpokenDigitsLab(Lab):
         blind = best_constant([one.text for one in tested])
         own = [_last(losses[: self.control]), _last(control_losses)]  # after as many steps
         conclusion = (
-            Clause(
+            clause(
                 "The encoder reads mel frames instead of tokens, and nothing else is new. Of voices, speeds and pitches"
                 f" that training did not have, {right:.0%} of the words are written right.",
-                (Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),),
-                "It does not write the words of voices that it never heard",
+                Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
+                instead="It does not write the words of voices that it never heard",
             ),
-            Clause(
+            clause(
                 "Cross-attention finds the word in the sound, though no training record says when a word is spoken: the"
                 f" strongest weight is on the word that is written in {aligned.own:.0%} of the cases, on another of the"
                 f" recording in {aligned.other:.0%}.",
-                (
-                    Check(
-                        "strongest attention on the word it writes, less on another one",
-                        aligned.own - aligned.other,
-                        least=0.5,
-                    ),
+                Check(
+                    "strongest attention on the word it writes, less on another one",
+                    aligned.own - aligned.other,
+                    least=0.5,
                 ),
-                "Cross-attention is not on the word that is written",
+                instead="Cross-attention is not on the word that is written",
             ),
-            Clause(
+            clause(
                 f"Control: with transcripts of other sounds, {shuffled:.0%} of the words are right; the best constant"
                 f" text has {blind:.0%}. After {self.control:,} steps its loss is {own[1]:.2f} nats a token, that of"
                 f" the true transcripts {own[0]:.2f}.",
-                (
-                    Check(
-                        "the same trained on shuffled transcripts, above the best constant text",
-                        shuffled - blind,
-                        most=SPARE,
-                    ),
-                    Check("loss after as many steps: true transcripts, over shuffled ones", own[0] / own[1], most=0.9),
+                Check(
+                    "the same trained on shuffled transcripts, above the best constant text",
+                    shuffled - blind,
+                    most=SPARE,
                 ),
-                "Shuffled transcripts teach as much",
+                Check("loss after as many steps: true transcripts, over shuffled ones", own[0] / own[1], most=0.9),
+                instead="Shuffled transcripts teach as much",
             ),
         )
         remarks = (

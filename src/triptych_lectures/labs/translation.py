@@ -20,7 +20,7 @@ import numpy as np
 from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import curve
 from .translators import (
     END_ID,
@@ -216,50 +216,40 @@ class RecurrenceLab(TranslationSizes):
         waits, fewer = costs[ATTENTION].operations, costs[TRANSFORMER].operations
         longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
         conclusion = (
-            Clause(
+            clause(
                 f"In the longest quarter of the sentences the model with one vector writes {fixed.by_length[-1]:.0%} of"
                 f" the tokens wrong, the one with attention {attention.by_length[-1]:.0%}. Word by word, which does not"
                 f" read the sentence, gets {by_words.wrong:.0%} of all tokens wrong.",
-                (
-                    Check("word by word: wrong tokens", by_words.wrong, least=0.5),
-                    Check(
-                        f"{ATTENTION}: wrong tokens, over those of word by word",
-                        attention.wrong / by_words.wrong,
-                        most=0.5,
-                    ),
-                    Check(
-                        "longest quarter: wrong tokens of the fixed vector, over those of attention",
-                        fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
-                        least=2.0,
-                    ),
+                Check("word by word: wrong tokens", by_words.wrong, least=0.5),
+                Check(
+                    f"{ATTENTION}: wrong tokens, over those of word by word", attention.wrong / by_words.wrong, most=0.5
                 ),
-                "Attention did not halve what one vector gets wrong",
+                Check(
+                    "longest quarter: wrong tokens of the fixed vector, over those of attention",
+                    fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
+                    least=2.0,
+                ),
+                instead="Attention did not halve what one vector gets wrong",
             ),
-            Clause(
+            clause(
                 f"One vector has to hold the whole source: from the shortest quarter to the longest its share of wrong"
                 f" tokens grows by {lost:.0%}, that of attention by {lost_by_attention:.0%}.",
-                (
-                    Check(longer, lost, least=0.1),
-                    Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
-                ),
-                "One vector did not lose more with length than attention",
+                Check(longer, lost, least=0.1),
+                Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
+                instead="One vector did not lose more with length than attention",
             ),
-            Clause(
+            clause(
                 f"Each cell waits for the one before. To the loss that both with attention reach, {level:.2f} nats a"
                 f" token, recurrence took {waits:,.0f} operations one after another, and the transformer {fewer:,.0f}.",
-                (
-                    Check(
-                        f"{TRANSFORMER}: wrong tokens, over those of word by word",
-                        transformer.wrong / by_words.wrong,
-                        most=0.5,
-                    ),
-                    Check(
-                        "operations one after another, those of recurrence over the transformer's",
-                        waits / fewer,
-                        least=2.0,
-                    ),
+                Check(
+                    f"{TRANSFORMER}: wrong tokens, over those of word by word",
+                    transformer.wrong / by_words.wrong,
+                    most=0.5,
                 ),
-                "The transformer did not learn this in fewer operations one after another",
+                Check(
+                    "operations one after another, those of recurrence over the transformer's", waits / fewer, least=2.0
+                ),
+                instead="The transformer did not learn this in fewer operations one after another",
             ),
         )
         question = "What does a recurrent translator lose with length, and what does attention give back?"
@@ -348,23 +338,21 @@ class PanelsLab(TranslationSizes):
         shares = ", ".join(f"{name} {judgement.wrong:.0%}" for name, judgement in comparison.judged.items())
         over = "wrong tokens, over those of word by word"
         conclusion = (
-            Clause(
+            clause(
                 "A translation needs no layout of its own: a decoder alone that finds the source in front of the target"
                 f" writes it too. Wrong tokens: {shares}; word by word {reference:.0%}.",
-                (
-                    Check("word by word: wrong tokens", reference, least=0.5),
-                    *(
-                        Check(f"{name}: {over}", judgement.wrong / reference, most=0.5)
-                        for name, judgement in comparison.judged.items()
-                    ),
+                Check("word by word: wrong tokens", reference, least=0.5),
+                *(
+                    Check(f"{name}: {over}", judgement.wrong / reference, most=0.5)
+                    for name, judgement in comparison.judged.items()
                 ),
-                "Not every layout learned to translate",
+                instead="Not every layout learned to translate",
             ),
-            Clause(
+            clause(
                 "Control: trained beside the targets of other sentences, the decoder with a plain prompt writes"
                 f" {blind:.0%} of the tokens wrong.",
-                (Check(f"control: {PROMPT}, shuffled targets: {over}", blind / reference, least=0.75),),
-                "The translation can be guessed without its source",
+                Check(f"control: {PROMPT}, shuffled targets: {over}", blind / reference, least=0.75),
+                instead="The translation can be guessed without its source",
             ),
         )
         remarks = (

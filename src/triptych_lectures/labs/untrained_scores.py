@@ -23,7 +23,7 @@ from triptych.errors import InputError
 from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from .counting import peak_bytes, shortest_seconds
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, power
 
 
@@ -64,48 +64,40 @@ class ScalingLab(Lab):
         share = f"share of queries with a gradient below {self.small:g} at d {last}"
         ratio = f"gradient at a query, d {last}, without scale over with 1/√d"
         conclusion = (
-            Clause(
+            clause(
                 "q·k is a sum of d products of variance 1, and its variance is d.",
-                (
-                    Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
-                    Check(
-                        "variance of q·k over d, the furthest from 1",
-                        max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1)),
-                        0.8,
-                        1.2,
-                    ),
+                Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
+                Check(
+                    "variance of q·k over d, the furthest from 1",
+                    max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1)),
+                    0.8,
+                    1.2,
                 ),
-                "The variance is not d",
+                instead="The variance is not d",
             ),
-            Clause(
+            clause(
                 f"Undivided, softmax becomes a hard choice: at d {last} the entropy of a row is"
                 f" {undivided.entropy:.2f} nats, of at most {most:.2f}, and {undivided.starved:.0%} of the queries get"
                 f" a gradient below {self.small:g}.",
-                (
-                    Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
-                    Check(f"median {ratio}", undivided.gradient / divided.gradient, most=0.01),
-                    Check(f"{share}, without scale", undivided.starved, least=0.5),
-                ),
-                "Without the division softmax keeps its gradient",
+                Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
+                Check(f"median {ratio}", undivided.gradient / divided.gradient, most=0.01),
+                Check(f"{share}, without scale", undivided.starved, least=0.5),
+                instead="Without the division softmax keeps its gradient",
             ),
-            Clause(
+            clause(
                 f"Not all do: a few rows whose best two scores are close keep a large gradient, so the mean is"
                 f" {undivided.mean / divided.mean:.2g} times that with the division, where the median is nearly 0.",
-                (Check(f"mean {ratio}", undivided.mean / divided.mean, least=0.1),),
-                "The mean gradient vanishes too",
+                Check(f"mean {ratio}", undivided.mean / divided.mean, least=0.1),
+                instead="The mean gradient vanishes too",
             ),
-            Clause(
+            clause(
                 f"Divided by √d, entropy and gradient keep their size from d {self.widths[0]} to {last}.",
-                (
-                    Check("entropy with 1/√d, largest over smallest", _range([x.entropy for x in scaled]), most=1.1),
-                    Check(
-                        "median gradient with 1/√d, largest over smallest",
-                        _range([x.gradient for x in scaled]),
-                        most=2.0,
-                    ),
-                    Check(f"{share}, with 1/√d", divided.starved, most=0.01),
+                Check("entropy with 1/√d, largest over smallest", _range([x.entropy for x in scaled]), most=1.1),
+                Check(
+                    "median gradient with 1/√d, largest over smallest", _range([x.gradient for x in scaled]), most=2.0
                 ),
-                "With the division they depend on d",
+                Check(f"{share}, with 1/√d", divided.starved, most=0.01),
+                instead="With the division they depend on d",
             ),
         )
         remarks = (
@@ -192,54 +184,43 @@ class AdditiveVsDotLab(Lab):
         last, before = self.scales[-1], self.scales[-2]
         memory = nbytes[ADDITIVE][-1] / nbytes[DOT][-1]
         conclusion = (
-            Clause(
+            clause(
                 f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
                 f" it has {added} parameters more than the dot product: the vector w.",
-                (
-                    Check(
-                        f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
-                        self._formula_error(setup.seed),
-                        most=1e-12,
-                    ),
-                    Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
+                Check(
+                    f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
+                    self._formula_error(setup.seed),
+                    most=1e-12,
                 ),
-                "The additive layer is not what its formula says",
+                Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
+                instead="The additive layer is not what its formula says",
             ),
-            Clause(
+            clause(
                 "tanh bounds its scores by the sum of |w|, and so the weight of one key. Keys that saturate every tanh"
                 f" on the right side reach {reached / limit:.1%} of the limit, {limit:.5f} for {self.tokens} keys: a"
                 " hard choice is possible.",
-                (
-                    Check(
-                        "largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9
-                    ),
-                ),
-                "The limit of one weight is not this one",
+                Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
+                instead="The limit of one weight is not this one",
             ),
-            Clause(
+            clause(
                 "For random keys, larger inputs do not sharpen the choice without end: the entropy settles at"
                 f" {bahdanau[-1]:.2f} nats, where that of the dot product falls to {abs(dot[-1]):.1g}, the control.",
-                (
-                    Check(
-                        f"entropy at size {last:g} over that at {before:g}, additive",
-                        bahdanau[-1] / bahdanau[-2],
-                        0.9,
-                        1.1,
-                    ),
-                    Check(
-                        f"entropy at size {before:g}, additive, over that of even weights",
-                        bahdanau[-2] / math.log(self.tokens),
-                        least=0.5,
-                    ),
-                    Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
+                Check(
+                    f"entropy at size {last:g} over that at {before:g}, additive", bahdanau[-1] / bahdanau[-2], 0.9, 1.1
                 ),
-                "Saturation does not keep the entropy",
+                Check(
+                    f"entropy at size {before:g}, additive, over that of even weights",
+                    bahdanau[-2] / math.log(self.tokens),
+                    least=0.5,
+                ),
+                Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
+                instead="Saturation does not keep the entropy",
             ),
-            Clause(
+            clause(
                 f"It holds {self.hidden} numbers for each pair, and at {self.lengths[-1]} tokens {memory:.0f} times the"
                 " memory of the dot product.",
-                (Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, self.hidden / 4),),
-                "The memory is not that of the pairs' numbers",
+                Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, self.hidden / 4),
+                instead="The memory is not that of the pairs' numbers",
             ),
         )
         remarks = (

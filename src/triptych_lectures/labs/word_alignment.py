@@ -16,7 +16,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
-from .lab import Check, Clause, Conclusion, LabResult, Setup, size
+from .lab import Check, Conclusion, LabResult, Setup, clause, size
 from .small_models import share_table
 from .translation import TranslationSizes, TranslationTask
 from .translators import START_ID, BesideEncoder, beside_encoder
@@ -67,26 +67,22 @@ class WordAlignmentLab(TranslationSizes):
         model1 = error_rate([lexicon.links(pair) for pair in held], held)
         straight = error_rate([diagonal(pair) for pair in held], held)
         conclusion: Conclusion = (
-            Clause(
+            clause(
                 "To write a word the model attends to the one it translates, though no alignment was trained. The links"
                 f" of {place.name} have an error rate of {rate:.2f}, those of the diagonal {straight:.2f}; control:"
                 f" those of the best head before training {before:.2f}.",
-                (
-                    Check(f"alignment error rate of {place.name}, over the diagonal's", rate / straight, most=HALF),
-                    Check(f"alignment error rate of {place.name}, over that before training", rate / before, most=HALF),
-                ),
-                "The strongest weights of no head follow the alignment",
+                Check(f"alignment error rate of {place.name}, over the diagonal's", rate / straight, most=HALF),
+                Check(f"alignment error rate of {place.name}, over that before training", rate / before, most=HALF),
+                instead="The strongest weights of no head follow the alignment",
             ),
         )
         if setup.full:
-            better = Clause(
+            better = clause(
                 f"They are better than those of IBM Model 1, {model1:.2f}, which knows which words go together and not"
                 " where they stand: of two articles in a sentence, it cannot tell which is meant.",
-                (
-                    Check(f"alignment error rate of {place.name}", rate, most=MOST),
-                    Check("error rate of IBM Model 1, less that of this head", model1 - rate, least=0.02),
-                ),
-                "They are not better than a lexicon",
+                Check(f"alignment error rate of {place.name}", rate, most=MOST),
+                Check("error rate of IBM Model 1, less that of this head", model1 - rate, least=0.02),
+                instead="They are not better than a lexicon",
             )
             conclusion += (better,)
         remarks = (
