@@ -10,19 +10,7 @@ from triptych import families
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.spec import causal
-from .exercise import (
-    Draft,
-    Random,
-    exercise,
-    listed,
-    matrix,
-    number,
-    pick,
-    row,
-    small,
-    tensor,
-    weights_of,
-)
+from .exercise import Draft, Random, exercise, listed, matrix, number, pick, row, small, tensor, weights_of
 
 SENTENCE = ("She", "sat", "by", "the", "river", "bank")
 

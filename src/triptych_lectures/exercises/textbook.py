@@ -5,19 +5,7 @@ from math import sqrt
 import numpy as np
 
 from triptych.attention import attend, attention_pattern
-from .exercise import (
-    Draft,
-    Random,
-    exercise,
-    listed,
-    matrix,
-    number,
-    pick,
-    row,
-    small,
-    tensor,
-    weights_of,
-)
+from .exercise import Draft, Random, exercise, listed, matrix, number, pick, row, small, tensor, weights_of
 
 NEARER = 0.1  # of values of 10 to 80; three equal values differ by rounding alone
 HARDLY = 0.1  # of the scaled gradient: what the text of L4.3 calls hardly any

@@ -8,19 +8,7 @@ from torch import Tensor
 
 from triptych.attention import attend, attention_pattern
 from triptych.spec import causal
-from .exercise import (
-    Draft,
-    Random,
-    exercise,
-    listed,
-    matrix,
-    number,
-    pick,
-    row,
-    small,
-    tensor,
-    weights_of,
-)
+from .exercise import Draft, Random, exercise, listed, matrix, number, pick, row, small, tensor, weights_of
 
 WORDS = ("the", "mill", "old", "turns")
 ROLES = ("previous", "first", "itself", "uniform")

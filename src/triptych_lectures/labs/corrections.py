@@ -50,13 +50,7 @@ class CorrectionsLab(Lab):
             own = decide(statements)
             labels = [(lecture, statement), *[("", "")] * (len(own) - 1)]
             rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
-            conclusion.append(
-                clause(
-                    finding,
-                    *own,
-                    instead=f"“{statement}” ({lecture}) is not refuted",
-                )
-            )
+            conclusion.append(clause(finding, *own, instead=f"“{statement}” ({lecture}) is not refuted"))
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
         remarks = "The models have random weights or none: shapes and arithmetic decide, not training."
         question = "Which statements of the lectures do not hold?"
@@ -153,20 +147,12 @@ class Statements:
             Check("change of the output by padding of the source that no mask hides", unmasked, least=0.01),
         )
 
-    @says(
-        "L0 2.5",
-        "all models have d_v = d_k",
-        "Values may have another width than keys.",
-    )
+    @says("L0 2.5", "all models have d_v = d_k", "Values may have another width than keys.")
     def value_width(self) -> Checks:
         q, k, v = self._drawn(*((self.tokens, width) for width in (192, 192, 128)))  # of DeepSeek-V2's latent attention
         return (Check("width of values beside keys of 192", attend(q, k, v, mask=causal()).shape[-1], 128, 128),)
 
-    @says(
-        "often said",
-        "without √d softmax is too flat",
-        "Without the division softmax is too sharp, not too flat.",
-    )
+    @says("often said", "without √d softmax is too flat", "Without the division softmax is too sharp, not too flat.")
     def sharpness(self) -> Checks:
         drawn = np.random.default_rng(0)  # one seed, since the page quotes these entropies
         q, k = (torch.from_numpy(drawn.standard_normal((64, 64))) for _ in range(2))
@@ -181,9 +167,7 @@ class Statements:
         )
 
     @says(
-        "L1",
-        "LayerNorm divides by σ + ε",
-        "LayerNorm divides by √(σ² + ε), which on small inputs is far from σ + ε.",
+        "L1", "LayerNorm divides by σ + ε", "LayerNorm divides by √(σ² + ε), which on small inputs is far from σ + ε."
     )
     def layer_norm(self) -> Checks:
         x = torch.tensor([0.0, 0.001, 0.002, 0.003], dtype=torch.float64)
@@ -251,11 +235,7 @@ class Statements:
             for name, (width, hidden) in WIDTHS.items()
         )
 
-    @says(
-        "L0 9.2",
-        "real models are pre-norm",
-        "BERT and BART normalize after the addition, GPT-2 and Llama before.",
-    )
+    @says("L0 9.2", "real models are pre-norm", "BERT and BART normalize after the addition, GPT-2 and Llama before.")
     def norm_places(self) -> Checks:
 
         def after(*names: str) -> float:
@@ -274,11 +254,7 @@ class Statements:
             Check("share of post-norm blocks, GPT-2 and Llama", after("GPT-2", "Llama"), 0.0, 0.0),
         )
 
-    @says(
-        "L0 3",
-        "attention does not normalize",
-        "Qwen3 normalizes queries and keys in each head; Llama does not.",
-    )
+    @says("L0 3", "attention does not normalize", "Qwen3 normalizes queries and keys in each head; Llama does not.")
     def attention_norms(self) -> Checks:
 
         def away(name: str, site: str) -> float:
@@ -293,11 +269,7 @@ class Statements:
             Check(f"{of} Llama, which has no such norm: {distance}", away("Llama", "q_rot"), least=0.1),
         )
 
-    @says(
-        "L4 12.5",
-        "GPT and BERT differ in the mask alone",
-        "GPT-2 and BERT differ in four parts besides the mask.",
-    )
+    @says("L4 12.5", "GPT and BERT differ in the mask alone", "GPT-2 and BERT differ in four parts besides the mask.")
     def gpt_and_bert(self) -> Checks:
         models = _small("BERT"), _small("GPT-2")
         bert, gpt = models[0].encoder, models[1].decoder

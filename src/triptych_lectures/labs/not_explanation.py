@@ -12,15 +12,7 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
-from .generated_tasks import (
-    GeneratedTask,
-    ShuffledTask,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    right,
-    train,
-)
+from .generated_tasks import GeneratedTask, ShuffledTask, TrainedRun, TrainingBudget, held_out_rows, right, train
 from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .other_patterns import (
     Answers,

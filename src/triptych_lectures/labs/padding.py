@@ -17,15 +17,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import full, keys
 from triptych.train import Example, collate
-from .generated_tasks import (
-    GeneratedTask,
-    ShuffledTask,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    logits,
-    train,
-)
+from .generated_tasks import GeneratedTask, ShuffledTask, TrainedRun, TrainingBudget, held_out_rows, logits, train
 from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import encoder, with_mask
 
