@@ -26,8 +26,6 @@ LONGEST = 64  # letters of an old spelling
 
 
 class AlignmentLab(Lab):
-    """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
-
     name = "alignment"
     falsified_by = (
         "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does, or"

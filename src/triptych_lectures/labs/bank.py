@@ -37,8 +37,6 @@ SHOWN = 8  # of the heads that are cut, in the table and as maps
 
 
 class BankLab(Lab):
-    """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
-
     name = "bank"
     falsified_by = (
         "The claim is false if the two vectors separate as far with the link from the last word to the deciding one"

@@ -17,8 +17,6 @@ WARMUP = 20  # training steps
 
 
 class BottleneckLab(Lab):
-    """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
-
     name = "bottleneck"
     falsified_by = (
         "The claim is false if a fixed vector copies long sequences as well as short ones, if a wider one does not"

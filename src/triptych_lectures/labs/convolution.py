@@ -30,8 +30,6 @@ BEYOND = 3  # distances outside the reach of the dilated convolutions that are t
 
 
 class ConvolutionLab(Lab):
-    """Plain and dilated stacks, trained to name the symbols at every distance; their layers, chains and FLOPs."""
-
     name = "convolution"
     falsified_by = (
         "The claim is false if a stack of convolutions names a symbol beyond its receptive field more often than by"

@@ -29,8 +29,6 @@ Decide = TypeVar("Decide", bound="Callable[[Statements], Checks]")
 
 
 class CorrectionsLab(Lab):
-    """Each statement beside the numbers that decide it."""
-
     name = "corrections"
     falsified_by = (
         "A correction is false if the library, with the parts or the published config it names, computes what the"

@@ -82,8 +82,6 @@ COLUMNS = tuple(product((PRE, POST), (WITHOUT, WITH)))
 
 
 class NormPlacementLab(StackLab):
-    """Each placement of the norm, with and without a warm-up, at each depth; then shuffled answers."""
-
     name = "norm-placement"
     falsified_by = (
         "Post-norm that learns without a warm-up at a moderate depth, or that a warm-up does not help there, would have"
@@ -192,8 +190,6 @@ SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.
 
 
 class ResidualScalingLab(StackLab):
-    """The stream of untrained stacks over depth; then each way of drawing, trained at each depth; shuffled answers."""
-
     name = "residual-scaling"
     falsified_by = (
         "A stream that does not grow with depth where nothing is scaled, or that grows where it is, would have shown"

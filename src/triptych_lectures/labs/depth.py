@@ -17,8 +17,6 @@ VOCAB = 97
 
 
 class DepthLab(Lab):
-    """Untrained stacks of 2 to 64 blocks: the gradient at the first and the last."""
-
     name = "depth"
     falsified_by = (
         "The claim is false if the first block of the deepest stack gets no gradient with a residual stream, or gets"

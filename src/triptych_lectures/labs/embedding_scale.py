@@ -39,8 +39,6 @@ TOKENS = 256  # of which the share is measured: so many that their mean is near 
 
 
 class EmbeddingScaleLab(Lab):
-    """The token's share after the first norm, and training, for three deviations with and without √d."""
-
     name = "embedding-scale"
     falsified_by = (
         "The claim is false if √d makes no difference to the token's share after the first norm, or if tokens drawn"

@@ -33,8 +33,6 @@ STARTS, SUMMED = 8, 3  # texts, and how many symbols of each, whose continuation
 
 
 class EncoderWritesLab(Lab):
-    """A masked encoder made to write from left to right, beside a decoder, on a text of known entropy."""
-
     name = "encoder-writes"
     falsified_by = (
         "The claim is false if the encoder's writing follows the rule of the text no more than a guess does, or as"

@@ -23,8 +23,6 @@ from .small_models import block, curve, examples, halves
 
 
 class ExposureBiasLab(Lab):
-    """One decoder trained on true prefixes and others on prefixes with wrong tokens; all write after their own."""
-
     name = "exposure-bias"
     falsified_by = (
         "The claim is false if the error of the model trained on true prefixes does not grow along its own text, or"

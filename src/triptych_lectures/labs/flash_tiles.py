@@ -29,8 +29,6 @@ WAYS = ("forward", "backward")
 
 
 class FlashTilesLab(Lab):
-    """Numbers moved over T and over the size of the fast memory, and the differences from `attend` and autograd."""
-
     name = "flash-tiles"
     falsified_by = (
         "The claim would be false if the result or a gradient differed from plain attention's by more than rounding, or"

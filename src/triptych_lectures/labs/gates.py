@@ -29,8 +29,6 @@ LEARNED = 0.95  # share of new rows that are right
 
 
 class GatesLab(Lab):
-    """Six models: the gradient of the first token over length, and the longest lag that each learns."""
-
     name = "gates"
     falsified_by = (
         "That gates help is false if the gradient through a gated network shrinks as fast at each step as through a"

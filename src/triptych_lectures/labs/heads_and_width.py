@@ -48,8 +48,6 @@ def read_places(
 
 
 class HeadsVsWidthLab(Lab):
-    """One block of width D for H in HEADS, counted and measured; then one head and four trained to read places."""
-
     name = "heads-vs-width"
     falsified_by = (
         "The claim about the cost is false if torch counts other matmul FLOPs for H heads than for one, or if the"

@@ -20,8 +20,6 @@ OFFSETS = 8  # places back among which the one a head reads most is searched
 
 
 class InductionLab(Lab):
-    """Random sequences, each repeated once: one layer and two layers of attention learn the repetition."""
-
     name = "induction"
     falsified_by = (
         "The claim is false if one layer copies as well as two, if removing the head with the highest induction score"

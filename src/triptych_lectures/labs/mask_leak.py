@@ -15,8 +15,6 @@ MASKS = {"with the mask": causal(), "without": full()}
 
 
 class MaskLeakLab(Lab):
-    """A small character decoder, trained and used with and without its mask: all four."""
-
     name = "mask-leak"
     falsified_by = (
         "The claim is false if the model trained without the mask does not reach a far lower loss than the one trained"

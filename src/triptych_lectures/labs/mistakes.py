@@ -36,8 +36,6 @@ MISTAKES = (AFTER, FORGOTTEN, AXIS, HEADS)
 
 
 class MistakesLab(Lab):
-    """Attention written out, right and with each mistake: its weights, what the future changes, and training."""
-
     name = "mistakes"
     falsified_by = (
         "The claim is false if a mistake leaves the weights and the outputs as they are in the right version, or if a"

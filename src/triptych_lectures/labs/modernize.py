@@ -37,8 +37,6 @@ LATER = OptimizerSettings(name="muon", lr=1.5e-3, muon_lr=3e-3, weight_decay=0.0
 
 
 class ModernizeLab(Lab):
-    """A spelling model, a table of words and copying on held-out plays."""
-
     name = "modernize"
     falsified_by = (
         "The claim is false if the model, writing whole lines of held-out plays freely, gets less than 97% of the"

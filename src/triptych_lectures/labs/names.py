@@ -31,8 +31,6 @@ class Words(NamedTuple):
 
 
 class NamesLab(Lab):
-    """Persons and places in plays that were never read, by a small encoder and by what needs none."""
-
     name = "names"
     falsified_by = (
         "The claim is false if the encoder finds the names of held-out plays that never occur in training no better"

@@ -96,8 +96,6 @@ BLIND, PLACED, MIXED = (
 
 
 class OrderLab(Lab):
-    """Which of two tokens comes first: encoders and decoders, without and with positions, and with order shuffled."""
-
     name = "order"
     falsified_by = (
         "The claim is false if an encoder without positions answers better than the best guess from the counts of"

@@ -36,8 +36,6 @@ EVERY = 3  # layers, of which one is probed
 
 
 class ProbeLab(Lab):
-    """The subject's number, read at the last token of "The keys near the cabinet", layer by layer; then removed."""
-
     name = "probe"
     falsified_by = (
         "That the model carries the number is false if a probe does not read it for words it was not fitted to, or"

@@ -35,8 +35,6 @@ WHOLE, WEIGHTS, PAIRS = "all matrix products", "products with weights", "product
 
 
 class QuadraticLab(Lab):
-    """FLOPs and bytes of each mechanism over T, and the powers of T they grow as; then those of a whole layer."""
-
     name = "quadratic"
     falsified_by = (
         "The claim is false if the FLOPs that full or fused attention runs do not grow as T², or if those of a window,"

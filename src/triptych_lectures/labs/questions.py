@@ -29,8 +29,6 @@ MARGIN = 0.1  # by which the encoder must be ahead: more than three standard err
 
 
 class QuestionsLab(Lab):
-    """Answers on plays that were held out, by a small encoder and by what is not trained."""
-
     name = "questions"
     falsified_by = (
         "The claim is false if on held-out plays the encoder gives no more right answers, by a tenth of the questions,"

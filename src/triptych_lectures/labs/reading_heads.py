@@ -178,8 +178,6 @@ SCORES = (DIVIDED, UNDIVIDED, ADDITIVE)
 
 
 class TrainedScoresLab(ReadingLab):
-    """One head for each score and each d; shuffled answers."""
-
     name = "trained-scores"
     falsified_by = (
         "That the additive score learns no more than the dot product without the division at the largest d would have"
@@ -258,8 +256,6 @@ Begun = tuple[str, str]  # a score, and how the weights begin
 
 
 class CosineScoresLab(ReadingLab):
-    """A head with each score, from weights as they are drawn and from larger ones; shuffled answers."""
-
     name = "cosine-scores"
     falsified_by = (
         "The claim is false if the head with dot products learns as well from weights drawn so much larger, or if the"

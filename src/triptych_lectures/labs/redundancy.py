@@ -33,8 +33,6 @@ Floats = tuple[float, ...]
 
 
 class RedundancyLab(Lab):
-    """The loss on held-out text with more and more heads taken out, in four orders or more."""
-
     name = "redundancy"
     falsified_by = (
         "The claim is false if fewer than a fifth of the heads can go before the loss on held-out text rises by a"

@@ -57,8 +57,6 @@ class History:
 
 
 class RolesOverTrainingLab(Lab):
-    """One and two layers of attention, whose heads and losses are measured while they train."""
-
     name = "roles-over-training"
     falsified_by = (
         "The claim is false if the quarter of the training in which the induction score of the second layer rises most"

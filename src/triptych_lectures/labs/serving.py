@@ -36,8 +36,6 @@ NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
 
 
 class SpeculationLab(Lab):
-    """Texts, forwards and guesses of each way to write."""
-
     name = "speculation"
     falsified_by = (
         "The claim would be false if one token of one text, greedy or sampled, differed with guesses. It would also be"
@@ -219,8 +217,6 @@ LINEAR, SOFTMAX = "linear attention", "softmax attention"
 
 
 class LinearStateLab(Lab):
-    """Bytes and differences of both caches over the length."""
-
     name = "linear-state"
     falsified_by = (
         "The claim would be false if the bytes of the cache of linear attention changed with the length, or if a token"

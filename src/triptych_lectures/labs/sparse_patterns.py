@@ -26,8 +26,6 @@ REPEATS = 3  # the smallest time counts
 
 
 class SparsePatternsLab(Lab):
-    """Pairs computed and processor time of each pattern over T, and how many layers connect all positions."""
-
     name = "sparse-patterns"
     falsified_by = (
         "The claim would be false if the pairs that a kernel computes under the strided pattern did not grow as T to"

@@ -318,8 +318,6 @@ PANELS: dict[str, Builder] = {
 
 
 class PanelsLab(TranslationSizes):
-    """Three layouts on the same sentences: what they get wrong, with how many parameters."""
-
     name = "panels"
     falsified_by = (
         "The claim is false if one of the layouts, with no more parameters than the encoder-decoder and the same"

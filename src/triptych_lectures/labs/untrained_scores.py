@@ -28,8 +28,6 @@ from .small_models import curve, power
 
 
 class ScalingLab(Lab):
-    """q and k of unit variance: the variance of q·k, the entropy of its softmax and the queries' gradient, over d."""
-
     name = "scaling"
     falsified_by = (
         "The claim is false if the variance of q·k is not d. It is false too if the typical (median) query keeps its"

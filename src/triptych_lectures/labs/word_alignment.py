@@ -26,8 +26,6 @@ HALF = 0.5  # most of the diagonal's error rate, and of an untrained model's
 
 
 class WordAlignmentLab(TranslationSizes):
-    """The alignment error rate of each head of a translation model, of IBM Model 1 and of the diagonal."""
-
     name = "word-alignment"
     falsified_by = (
         "The claim is false if the strongest cross-attention of a head that is chosen on other sentences gives held-out"
