@@ -169,7 +169,7 @@ def test_a_repeated_row_is_one_sequence_twice_and_trains_what_is_determined() ->
 
 def brief(steps: int = 220) -> LabResult:
     """Shorter sources, so that fewer steps suffice."""
-    sizes: dict[str, Size] = {"lengths": (1, 4, 10), "back": (16, 32, 64, 128), "draws": 4, "rows": 48, "tested": 64}
+    sizes: dict[str, Size] = {"lengths": (1, 4, 10), "rows": 48, "tested": 64}
     return labs.run("bottleneck", Setup(seed=2, sizes=sizes | {"steps": steps}, full=True))
 
 
@@ -178,13 +178,11 @@ def test_bottleneck_passes() -> None:
 
 
 def test_bottleneck_fails_when_attention_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then its narrow vector is all it has, and both its copies and its gradients go."""
+    """Then its narrow vector is all it has."""
     monkeypatch.setattr(bottleneck, "attend", lambda q, k, v: torch.zeros_like(q))
-    monkeypatch.setattr(bottleneck.BottleneckLab, "_gradient", lambda self, name, back, seed: 0.6**back)
     claims = failed(brief())
     assert "attention: symbols right, the worst over all lengths" in claims
     assert "parameters, attention over vector of 64" not in claims
-    assert any("the gradient from T" in claim for claim in claims)
 
 
 def test_bottleneck_fails_when_a_wider_vector_holds_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
-"""Recurrent encoder-decoders that copy sequences through one fixed vector or with attention, and the gradient over
-distance (Cho et al. 2014; Bahdanau et al. 2015; lectures L0 and L1)."""
-
-import math
+"""Recurrent encoder-decoders that copy sequences through one fixed vector or with attention (Cho et al. 2014; Bahdanau
+et al. 2015; lectures L0 and L1).  Lab `gates` has the gradient over distance."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import TableSection
 from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
-from .small_models import curve, growth, line_table, parameters, power
+from .small_models import curve, parameters
 
 WARMUP = 20  # training steps
 
@@ -19,9 +17,8 @@ WARMUP = 20  # training steps
 class BottleneckLab(Lab):
     name = "bottleneck"
     falsified_by = (
-        "The claim is false if a fixed vector copies long sequences as well as short ones, if a wider one does not"
-        " carry more, or if attention, added to the narrowest vector, loses symbols at any length too. That a far state"
-        " gets no gradient is false if the gradient through a GRU does not shrink by a factor each step."
+        "The claim is false if a fixed vector copies long sequences as well as short ones, or if a wider one does"
+        " not carry more. It is false too if attention, added to the narrowest vector, loses symbols at any length."
     )
 
     symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
@@ -33,10 +30,6 @@ class BottleneckLab(Lab):
     rows: int = size(64, "rows of a training step")
     rate: float = size(5e-3, "learning rate")
     tested: int = size(256, "sources of each length that are tested")
-    back: Ints = size(
-        (16, 32, 64, 128, 256, 512), "steps back, of the gradient; three or more, ascending", values=3, ascending=True
-    )
-    draws: int = size(8, "untrained models of which the gradient is a mean")
 
     def __post_init__(self) -> None:
         if max(self.lengths) > self.symbols:
@@ -51,10 +44,7 @@ class BottleneckLab(Lab):
         for name, code in ((narrow_one, self.narrow), (wide_one, self.wide), ("attention", self.narrow)):
             setup.progress(f"{name}: training {self.steps} steps")
             right[name], sizes[name] = self._train(code, name == "attention", setup.seed)
-        setup.progress("gradients through untrained states")
-        reach = {name: [self._gradient(name, back, setup.seed) for back in self.back] for name in ("GRU", "attention")}
-        each, falls = math.exp(growth(self.back, reach["GRU"])), power(self.back[-3:], reach["attention"][-3:])
-        first, last, far = self.lengths[0], self.lengths[-1], self.back[-3]
+        first, last = self.lengths[0], self.lengths[-1]
         narrow, wide, attention = right.values()
         parameter_ratio = sizes["attention"] / sizes[wide_one]
         right_at, chance = "symbols right at length", 1 / self.symbols
@@ -77,26 +67,16 @@ class BottleneckLab(Lab):
                 Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
                 instead="Attention did not make up for the narrow vector",
             ),
-            clause(
-                f"Before training each further step back through a GRU leaves {each:.2f} of the gradient. Attention"
-                " reaches any place in one step, and its gradient falls only as the weight of one place among T, as T"
-                f" to the power {falls:.2f}.",
-                Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
-                Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
-                instead="The gradients of new states did not fall as claimed",
-            ),
         )
         remarks = (
             "What a vector of one width carries depends on how long it is trained as well: the shares are those of"
             " these sizes and steps. Lab `recurrence` has whole translators."
         )
         rows = [[name, f"{sizes[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
-        copied, far_back = "Symbols copied right", "Gradient of the last output at the first input"
+        copied = "Symbols copied right"
         sections = (
             TableSection(copied, ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows),
-            line_table(f"{far_back}, before training", "steps back", self.back, reach, ".1g"),
             curve(copied, "length of the source", "share", self.lengths, right, {"chance": chance}),
-            curve(far_back, "steps back", "norm", self.back, reach, log="xy"),
         )
         return LabResult("What does a fixed vector hold?", conclusion, sections, remarks)
 
@@ -120,25 +100,6 @@ class BottleneckLab(Lab):
             tests = [_sources(length, self.tested, self.symbols, noise) for length in self.lengths]
             right = [float((model(source).argmax(-1) == source).float().mean()) for source in tests]
         return right, parameters(model)
-
-    def _gradient(self, name: str, back: int, seed: int) -> float:
-        """Norm of the gradient of the last of `back + 1` outputs with respect to the first input: geometric mean over
-        draws of weights and inputs, in fp64, since fp32 would round the smallest to 0."""
-        logs, width = [], self.width
-        for draw in range(self.draws):
-            noise = torch.Generator().manual_seed(seed * self.draws + draw)
-            x = torch.randn(1, back + 1, width, generator=noise, dtype=torch.float64, requires_grad=True)
-            with torch.random.fork_rng():
-                torch.manual_seed(seed * self.draws + draw)
-                gru = nn.GRU(width, width, batch_first=True)
-                query, key = nn.Linear(width, width), nn.Linear(width, width)
-            if name == "GRU":
-                out = gru.double()(x)[0]
-            else:
-                out = attend(query.double()(x)[:, None], key.double()(x)[:, None], x[:, None])[:, 0]
-            (gradient,) = torch.autograd.grad(out[0, -1].sum(), x)
-            logs.append(math.log(float(gradient[0, 0].norm())))
-        return math.exp(sum(logs) / self.draws)
 
 
 class Copier(nn.Module):
