@@ -1,7 +1,7 @@
 """The lectures' experiments: each a table, a plot and a verdict, most of them within 20 seconds on two cores.
 
-`LABS` lists them without importing one; `labs.toml` says what each is about, which file it stands in where several
-labs share one, and what it may be given in place of its own model or text.
+`LABS` lists them without importing one; `labs.toml` has the words of each that do not depend on what is measured, which
+file it stands in where several labs share one, and what it may be given in place of its own model or text.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from triptych.migration_hints import answer_for
 if TYPE_CHECKING:
     from .lab import Lab, LabResult, Setup
 
-_LABS = tables_of(Path(__file__).with_name("labs"))
-LABS: dict[str, str] = {lab: entry["about"] for lab, entry in _LABS.items()}
-INPUTS: dict[str, tuple[str, ...]] = {lab: tuple(entry.get("inputs", ())) for lab, entry in _LABS.items()}
+TEXTS = tables_of(Path(__file__).with_name("labs"))
+LABS: dict[str, str] = {lab: entry["about"] for lab, entry in TEXTS.items()}
+INPUTS: dict[str, tuple[str, ...]] = {lab: tuple(entry.get("inputs", ())) for lab, entry in TEXTS.items()}
 
 
 @checked
@@ -41,7 +41,7 @@ def check_inputs(name: str, **inputs: str | None) -> None:
 
 def module_of(name: str) -> str:
     """The module of a lab."""
-    return f"{__name__}.{_LABS.get(name, {}).get('file', name.replace('-', '_'))}"
+    return f"{__name__}.{TEXTS.get(name, {}).get('file', name.replace('-', '_'))}"
 
 
 def lab_class(name: str) -> type[Lab]:

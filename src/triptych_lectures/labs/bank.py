@@ -38,12 +38,6 @@ SHOWN = 8  # of the heads that are cut, in the table and as maps
 
 class BankLab(Lab):
     name = "bank"
-    falsified_by = (
-        "The claim is false if the two vectors separate as far with the link from the last word to the deciding one"
-        " cut, or stay together with another link cut. That a few early heads do it is false if cutting as many heads"
-        " that read the word as strongly in later layers has the same effect. That the vectors tell the senses apart is"
-        " false if another way to part the sentences in two groups separates them as far."
-    )
     seeds = 1
 
     ambiguous: str = size("bank", "the word with two meanings, which ends each sentence")
@@ -117,11 +111,7 @@ class BankLab(Lab):
             curve(senses, "blocks passed", "cosine", layers, of_senses),
             pair.maps(early[:SHOWN]),
         )
-        remarks = (
-            "Which heads read the word, and which by its meaning, was chosen on these two sentences. Most readers read"
-            " whatever stands just before them (last column of the table)."
-        )
-        return LabResult("How does one word get two meanings?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _words(self) -> tuple[str, str]:
         """The last word and the deciding one of the first sentence, each with its number among words that are alike."""

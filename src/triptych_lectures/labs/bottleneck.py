@@ -16,10 +16,6 @@ WARMUP = 20  # training steps
 
 class BottleneckLab(Lab):
     name = "bottleneck"
-    falsified_by = (
-        "The claim is false if a fixed vector copies long sequences as well as short ones, or if a wider one does"
-        " not carry more. It is false too if attention, added to the narrowest vector, loses symbols at any length."
-    )
 
     symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
     width: int = size(64, "width of embeddings and states")
@@ -68,17 +64,13 @@ class BottleneckLab(Lab):
                 instead="Attention did not make up for the narrow vector",
             ),
         )
-        remarks = (
-            "What a vector of one width carries depends on how long it is trained as well: the shares are those of"
-            " these sizes and steps. Lab `recurrence` has whole translators."
-        )
         rows = [[name, f"{sizes[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
         copied = "Symbols copied right"
         sections = (
             TableSection(copied, ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows),
             curve(copied, "length of the source", "share", self.lengths, right, {"chance": chance}),
         )
-        return LabResult("What does a fixed vector hold?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _train(self, code: int, attention: bool, seed: int) -> tuple[list[float], int]:
         """(share of symbols right at each length, parameters)"""

@@ -31,12 +31,6 @@ BEYOND = 3  # distances outside the reach of the dilated convolutions that are t
 
 class ConvolutionLab(Lab):
     name = "convolution"
-    falsified_by = (
-        "The claim is false if a stack of convolutions names a symbol beyond its receptive field more often than by"
-        " chance, or fails to name one inside it. It is false too if the layers that connect two tokens are other than"
-        " the formula says, or if the chain of products that wait for one another grows with the length of the row for"
-        " convolutions or attention, or does not for a GRU."
-    )
 
     kernel: int = size(2, "tokens that one convolution reads, k, two or more", least=2)
     layers: int = size(4, "layers of the trained stacks, two or more", least=2)
@@ -136,11 +130,7 @@ class ConvolutionLab(Lab):
             TableSection(f"Costs of {self.layers} layers, and of one of the others, at width {self.width}",
                          ("layers of", "parameters", *of_tokens), rows),
         )  # fmt: skip
-        remarks = (
-            "Chains and FLOPs are of matrix products and convolutions, counted as they run. A convolution reads by"
-            " place alone, with weights for each place; attention decides by content as well."
-        )
-        return LabResult("How far does a stack of convolutions read?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _stack(self, name: str, layers: int, outputs: int, seed: int) -> Convolutions:
         with torch.random.fork_rng():

@@ -30,11 +30,6 @@ Decide = TypeVar("Decide", bound="Callable[[Statements], Checks]")
 
 class CorrectionsLab(Lab):
     name = "corrections"
-    falsified_by = (
-        "A correction is false if the library, with the parts or the published config it names, computes what the"
-        " lecture says. Where a statement holds only sometimes, the correction is false if the case in which it fails"
-        " gives the same numbers as the case in which it holds."
-    )
 
     tokens: int = size(7, "queries and keys of the random tensors, 3 to 30", least=3, most=30)
     width: int = size(16, "width of these queries and keys")
@@ -50,9 +45,7 @@ class CorrectionsLab(Lab):
             rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
             conclusion.append(clause(finding, *own, instead=f"“{statement}” ({lecture}) is not refuted"))
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
-        remarks = "The models have random weights or none: shapes and arithmetic decide, not training."
-        question = "Which statements of the lectures do not hold?"
-        return LabResult(question, tuple(conclusion), (table,), remarks)
+        return self.result(tuple(conclusion), (table,))
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

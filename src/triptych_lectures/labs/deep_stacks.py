@@ -83,11 +83,6 @@ COLUMNS = tuple(product((PRE, POST), (WITHOUT, WITH)))
 
 class NormPlacementLab(StackLab):
     name = "norm-placement"
-    falsified_by = (
-        "Post-norm that learns without a warm-up at a moderate depth, or that a warm-up does not help there, would have"
-        " shown the claim false. So would pre-norm that needs a warm-up too, for then the place of the norm is not the"
-        " reason. What is said of the deepest stack is false if post-norm learns there, or pre-norm does not."
-    )
 
     depths: Ints = size(
         (4, 6), "layers of the stacks, in ascending order", ascending=True, full=(4, 6, 8, 10, 12, 16, 64, 128)
@@ -111,13 +106,7 @@ class NormPlacementLab(StackLab):
             runs[name, rise, depth] = [self._train(name, rise, depth, self.task, seed) for seed in seeds]
         setup.progress("shuffled answers")
         shuffled = self._train(PRE, WITHOUT, self.depths[0], ShuffledTask(self.task), setup.seed)
-        return LabResult(
-            "Which placement of the norm needs a warm-up?",
-            self._conclusion(runs, shuffled),
-            self._sections(runs),
-            "Learned is the share of the way from the loss of a guess, 0, to the best one, 1. One learning rate, one"
-            " optimizer and an easy task: the depths at which post-norm fails are theirs.",
-        )
+        return self.result(self._conclusion(runs, shuffled), self._sections(runs))
 
     def _conclusion(self, runs: PlacementRuns, shuffled: TrainedRun) -> Conclusion:
         learned = {key: [run.learned for run in own] for key, own in runs.items()}
@@ -191,11 +180,6 @@ SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.
 
 class ResidualScalingLab(StackLab):
     name = "residual-scaling"
-    falsified_by = (
-        "A stream that does not grow with depth where nothing is scaled, or that grows where it is, would have shown"
-        " the claim false. So would a deep stack that learns no later unscaled than scaled, or the same delay at two"
-        " layers, where there is little to scale."
-    )
 
     depths: Ints = size(
         (2, 16), "layers of the trained stacks, in ascending order, at least two of them", values=2, ascending=True
@@ -221,8 +205,7 @@ class ResidualScalingLab(StackLab):
         setup.progress("shuffled answers")
         shuffled = self._train(ZERO, self.depths[0], ShuffledTask(task), setup.seed)
         title = "Variance of the stream after the last block over before the first"
-        return LabResult(
-            "How should the weights that write to the residual stream begin?",
+        return self.result(
             self._conclusion(runs, growth, shuffled),
             (line_table(title, "layers", self.untrained, growth, ".3g"), *self._sections(runs)),
             f"A number of steps of {self.steps + 1} means that half was not reached. Pre-norm hides the growth from the"

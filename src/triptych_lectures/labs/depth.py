@@ -18,11 +18,6 @@ VOCAB = 97
 
 class DepthLab(Lab):
     name = "depth"
-    falsified_by = (
-        "The claim is false if the first block of the deepest stack gets no gradient with a residual stream, or gets"
-        " one without. That the placement of the norm decides what the last block gets is false if its gradient falls"
-        " with depth alike for both."
-    )
 
     depths: Ints = size((2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True)
     draws: int = size(2, "untrained models of which each gradient is a mean", full=4)
@@ -76,10 +71,6 @@ class DepthLab(Lab):
                 instead="The placement of the norm did not decide what the last block gets",
             ),
         )
-        remarks = (
-            "All of this is before training, with Xavier's weights at one width; `norm-placement` shows what it means"
-            " in training. Whether a stack of norms without a stream learns from its gradient is not measured."
-        )
         sections = (
             line_table(
                 "Gradient at the first block over that at the last, before training", "layers", depths, arrives, ".2g"
@@ -87,7 +78,7 @@ class DepthLab(Lab):
             curve("Arriving at the first block, over the last", "layers", "gradient norm", depths, arrives, log="xy"),
             curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy"),
         )
-        return LabResult("What carries the gradient through a deep stack?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _measure(self, name: str, depth: int, seed: int) -> tuple[float, float]:
         """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),

@@ -71,11 +71,6 @@ class DropoutPlacesLab(Lab):
     """Dropout of one rate at each place, at each depth; the same blocks without dropout; shuffled answers."""
 
     name = "dropout-places"
-    falsified_by = (
-        "That the place decides is false if a deep stack learns as well with dropout on the residual stream as without"
-        " dropout, or if the usual places cost as much. That depth is the reason is false if a shallow stack cannot be"
-        " trained with dropout on the stream either, or if the block that drops the stream differs in more than that."
-    )
 
     depths: Ints = size(
         (2, 12), "layers of the stacks, in ascending order", values=2, ascending=True, full=(2, 6, 12, 24)
@@ -102,13 +97,7 @@ class DropoutPlacesLab(Lab):
         setup.progress("shuffled answers")
         shuffled = self._trained(NONE, self.depths[0], ShuffledTask(self.task), setup.seed)
         same = self._apart(setup.seed)
-        return LabResult(
-            "Where may dropout stand?",
-            self._conclusion(stacks, shuffled.right, same),
-            self._sections(stacks),
-            "One rate, pre-norm, an easy task whose rows are all new: whether dropout helps a model that could learn"
-            " its rows by heart is not measured here.",
-        )
+        return self.result(self._conclusion(stacks, shuffled.right, same), self._sections(stacks))
 
     def _conclusion(self, stacks: Stacks, shuffled: float, same: float) -> Conclusion:
         shallow, deep = self.depths[0], self.depths[-1]

@@ -40,11 +40,6 @@ TOKENS = 256  # of which the share is measured: so many that their mean is near 
 
 class EmbeddingScaleLab(Lab):
     name = "embedding-scale"
-    falsified_by = (
-        "The claim is false if √d makes no difference to the token's share after the first norm, or if tokens drawn"
-        " with 1/√d or 0.02 are learned as soon without it. That what counts is the size beside the positions is false"
-        " if tokens of deviation 1 gain from √d as well, or lose by it where the order does not matter."
-    )
 
     widths: Ints = size((64, 512), "d, widths at which the share is measured, ascending", ascending=True)
     width: int = size(64, f"d of the models that are trained, a multiple of {HEADS}", multiple=HEADS)
@@ -67,13 +62,7 @@ class EmbeddingScaleLab(Lab):
         setup.progress("controls: no order, shuffled answers")
         alone = [self._half([self._train(LARGE, scaled, own, setup.seed)]) for scaled in (False, True)]
         shuffled = self._train(UNIT, True, ShuffledTask(order), setup.seed)
-        return LabResult(
-            "What does √d at the embedding do?",
-            self._conclusion(shares, runs, alone, shuffled),
-            self._sections(shares, runs),
-            "The positions are sinusoids, whose numbers have a root mean square of 1/√2 whatever the width, and are"
-            " added without a factor. Learned positions, drawn as small as the tokens, need no √d.",
-        )
+        return self.result(self._conclusion(shares, runs, alone, shuffled), self._sections(shares, runs))
 
     def _conclusion(
         self,

@@ -34,12 +34,6 @@ STARTS, SUMMED = 8, 3  # texts, and how many symbols of each, whose continuation
 
 class EncoderWritesLab(Lab):
     name = "encoder-writes"
-    falsified_by = (
-        "The claim is false if the encoder's writing follows the rule of the text no more than a guess does, or as"
-        " cheaply, in nats a symbol, as the decoder's. It is false too if the same encoder trained for the last symbol"
-        " stays as far from the decoder, or if the probabilities with which it fills, multiplied, sum to 1 over all"
-        " texts."
-    )
 
     symbols: int = size(6, "symbols of the text, 3 to 8", least=3, most=8)
     length: int = size(16, "symbols of the longest row, 8 or more", least=8)
@@ -81,12 +75,8 @@ class EncoderWritesLab(Lab):
             TableSection(f"A text with an entropy of {text.entropy:.2f} nats a symbol", header, rows),
             Curve("Loss in training", "step", "nats a symbol", losses, {"entropy": text.entropy}),
         )
-        remarks = (
-            "The text is a rule over the last two symbols, with noise. BERT itself is not run here. How far behind the"
-            " encoder is depends on its training: `--set steps=1000 --set longer=8` shows it after more."
-        )
         conclusion = (self._learned(models, best, text), *self._conclusion(models, totals, flops))
-        return LabResult("Can an encoder write?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _train(self, kind: str, text: MarkovRows, steps: int, seed: int) -> WritingModel:
         """All models have the same parts and sizes, and begin with the same weights."""

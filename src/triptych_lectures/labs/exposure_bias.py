@@ -24,11 +24,6 @@ from .small_models import block, curve, examples, halves
 
 class ExposureBiasLab(Lab):
     name = "exposure-bias"
-    falsified_by = (
-        "The claim is false if the error of the model trained on true prefixes does not grow along its own text, or"
-        " grows as much when each choice follows the true tokens with as many replaced. That wrong tokens in the"
-        " prefixes of training help is false if the model trained so does not come back to the text either."
-    )
 
     texts: int = size(16, "texts to recite, two or more", least=2)
     length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts", least=4)
@@ -59,14 +54,7 @@ class ExposureBiasLab(Lab):
                 self.errors(module, texts, setup.seed, share=self.replaced),
                 self.errors(module, texts, setup.seed, share=0.0),
             )
-        return LabResult(
-            "Does a model trained on true prefixes come back from a wrong token?",
-            self._conclusion(written),
-            self._sections(written, runs),
-            "That there is something left to come back by, the cue and the place, is a property of this task. The"
-            " replaced tokens stand for errors of any origin; how many a language model makes, and prefixes of its own"
-            " choices (scheduled sampling), are not tried.",
-        )
+        return self.result(self._conclusion(written), self._sections(written, runs))
 
     def never_back(self) -> NDArray[np.float64]:
         """[length]: the share of rows with a replaced token before each place, which is the error of a model that never

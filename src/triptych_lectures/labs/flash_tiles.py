@@ -30,12 +30,6 @@ WAYS = ("forward", "backward")
 
 class FlashTilesLab(Lab):
     name = "flash-tiles"
-    falsified_by = (
-        "The claim would be false if the result or a gradient differed from plain attention's by more than rounding, or"
-        " if the tiles needed slow memory that grows faster than T.  It would also be false if the numbers moved did"
-        " not fall in proportion to the fast memory, or if tiles moved fewer numbers than plain attention even where"
-        " the fast memory has only d² numbers."
-    )
 
     lengths: Ints = size(
         (128, 256, 512, 1024),
@@ -109,7 +103,7 @@ class FlashTilesLab(Lab):
             ),
         )
         sections = (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing())
-        return LabResult("What do FlashAttention's tiles save?", conclusion, sections)
+        return self.result(conclusion, sections)
 
     def _sections(
         self, ways: dict[str, dict[int, TrafficCounts]], by_memory: dict[int, TrafficCounts]

@@ -30,12 +30,6 @@ LEARNED = 0.95  # share of new rows that are right
 
 class GatesLab(Lab):
     name = "gates"
-    falsified_by = (
-        "That gates help is false if the gradient through a gated network shrinks as fast at each step as through a"
-        " plain one, or if it learns no longer lags; that their biases set how far, if a larger forget bias changes"
-        " neither. That they do not eliminate the problem is false if one of them learns the lag that attention learns"
-        " in the same steps, or if attention needs many more steps for a longer lag."
-    )
 
     symbols: int = size(8, "first tokens that there are, of which one is asked for, two or more", least=2)
     others: int = size(4, "kinds of tokens between the first and the last")
@@ -74,10 +68,6 @@ class GatesLab(Lab):
         title = f"Steps until {LEARNED:.0%} of new rows are right, at most {self.steps}; -: not learned, or not tried"
         factors = {when: [factor(self.back, of[name]) for name in READERS] for when, of in measured.both.items()}
         first = "Gradient of the answer at the first token"
-        remarks = (
-            "Weights as PyTorch draws them; other ones, such as an orthogonal matrix, change the plain network's factor"
-            " too. A lag is tried only where all shorter ones were learned."
-        )
         sections = (
             line_table(
                 "What a further step leaves of the gradient at the first token", "model", READERS, factors, ".3f"
@@ -86,7 +76,7 @@ class GatesLab(Lab):
             curve(f"{first}, before training", back, "norm", self.back, before, log="xy"),
             curve(f"{first}, after learning lag {self.lags[0]}", back, "norm", self.back, after, log="xy"),
         )
-        return LabResult("How far back do gates let a recurrent network learn?", measured.conclusion, sections, remarks)
+        return self.result(measured.conclusion, sections)
 
     def _reader(self, name: str, seed: int) -> Reader:
         with torch.random.fork_rng():

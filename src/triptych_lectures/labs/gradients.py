@@ -22,10 +22,6 @@ class GradientsLab(Lab):
     """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
 
     name = "gradients"
-    falsified_by = (
-        "The claim is false if a gradient written by hand differs from autograd's or from finite differences by more"
-        " than rounding. It is false too if two models trained by the two gradients have different losses."
-    )
 
     vocab: int = size(29, "V, tokens that there are, two or more", least=2)
     width: int = size(24, "D, model width")
@@ -86,7 +82,6 @@ class GradientsLab(Lab):
                 instead="Training by hand is not the library's",
             ),
         )
-        remarks = "Finite differences cost two forwards a direction; one backward gives all directions."
         rows = []
         for part, own in parts.items():
             largest, apart = max(float(np.abs(dw[name]).max()) for name in own), max(errors[name] for name in own)
@@ -104,7 +99,7 @@ class GradientsLab(Lab):
                 "Training", "step", "nats a token", range(self.steps), {"by hand": by_numpy, "the library": by_torch}
             ),
         )
-        return LabResult("Is a backward written by hand the same as autograd's?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def train(
         self, w: Weights, module: nn.Transformer, c: Config, random: np.random.Generator

@@ -36,11 +36,6 @@ class HeadRolesLab(Lab):
     """Find a head for each of four roles on one text, and score it on another, beside even weights and random ones."""
 
     name = "head-roles"
-    falsified_by = (
-        "The claim is false if a head that was found on one text gives the keys of its role, on another text, not"
-        " clearly more than even weights would. It is false too if the best of as many heads with random weights scores"
-        " as high. That not every head has a simple pattern is false if one of them describes the head farthest away."
-    )
 
     text: str = size(TEXT, "text on which the head of each role is found, with punctuation in it")
     other_text: str = size(OTHER_TEXT, "text on which these heads are scored, with punctuation in it")
@@ -58,16 +53,11 @@ class HeadRolesLab(Lab):
         roles = {role: Role.of(role, chosen, other, random) for role in chosen.ideals if role != EVEN}
         unread = _best(torch.minimum(chosen.apart(), other.apart()))
         conclusion = (_with_roles(chosen, other, roles), _without(unread, len(chosen.ideals)))
-        remarks = (
-            "A score describes where a head attends on these texts; what the model uses it for takes an intervention,"
-            " as in the labs `bank`, `induction` and `redundancy`. A head that gives the first token all its weight is"
-            " an attention sink (Xiao et al. 2024)."
-        )
         best = [*(role.best for role in roles.values()), unread]
         maps = head_maps(list(chosen.patterns), [one[:2] for one in best], chosen.tokens)
         explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
         sections = (*_tables(roles, unread), AttentionSection("Their maps", explained, maps))
-        return LabResult("Which roles do the heads of a pretrained model have?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
 
 class ReadText:

@@ -49,12 +49,6 @@ def read_places(
 
 class HeadsVsWidthLab(Lab):
     name = "heads-vs-width"
-    falsified_by = (
-        "The claim about the cost is false if torch counts other matmul FLOPs for H heads than for one, or if the"
-        " library counts something else from the spec. The claim about the use is false if one head reads four places"
-        " as well as four heads do, or if one head cannot even read one place, so that its failure at four says nothing"
-        " about heads."
-    )
 
     width: int = size(512, "model width D of the block that is counted", multiple="heads")
     tokens: int = size(10, "tokens on which it is counted")
@@ -85,12 +79,7 @@ class HeadsVsWidthLab(Lab):
             shares[name, heads] = self._read_places(heads, task, setup.seed)
         setup.progress("shuffled answers")
         shuffled = self._read_places(4, ShuffledTask(one), setup.seed)
-        return LabResult(
-            "What do H heads cost beside one, and what are they for?",
-            (*self._costs(costs, max(off)), self._use(shares, shuffled)),
-            self._sections(costs, shares),
-            "Where nothing else is said, the numbers are of one initialization; `trained-heads` has ten.",
-        )
+        return self.result((*self._costs(costs, max(off)), self._use(shares, shuffled)), self._sections(costs, shares))
 
     def _costs(self, costs: dict[int, Costs], off: int) -> Conclusion:
         most, tokens = self.heads[-1], self.tokens
@@ -170,12 +159,6 @@ class TrainedHeadsLab(Lab):
     """Each number of heads on each task, on several places from several initializations; then shuffled answers."""
 
     name = "trained-heads"
-    falsified_by = (
-        "One head that reads several places as well as one head for each would have shown the claim false, and so would"
-        " more heads that read them worse than fewer do, up to the number of places. That still more heads change"
-        " little is false if they gain a quarter of what these did, or lose half of it. A difference at one place"
-        " would mean that heads help or harm for another reason than the number of patterns."
-    )
 
     heads: Ints = size(
         (1, 4, 16),
@@ -218,13 +201,7 @@ class TrainedHeadsLab(Lab):
             layers[SEVERAL, heads] = [self._trained(heads, several, seed) for seed in seeds]
         setup.progress("shuffled answers")
         shuffled = self._trained(self.heads[-1], ShuffledTask(one), setup.seed)
-        return LabResult(
-            "How many heads does a layer need?",
-            self._conclusion(layers, shuffled),
-            self._sections(layers),
-            "All layers have the same parameters, only cut into more heads, and the same steps. Learned is the share of"
-            " the way from the loss of a guess, 0, to the best one, 1.",
-        )
+        return self.result(self._conclusion(layers, shuffled), self._sections(layers))
 
     def _conclusion(self, layers: Layers, shuffled: TrainedHead) -> Conclusion:
         fewest, most, places = self.heads[0], self.heads[-1], len(self.several)

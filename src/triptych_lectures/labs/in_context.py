@@ -25,11 +25,6 @@ class InContextLab(Lab):
     """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
 
     name = "in-context"
-    falsified_by = (
-        "The claim is false if the error on functions that were never trained does not fall with the examples in the"
-        " row, or if a model that was trained on one function gains from examples as well. If the error fell where the"
-        " answers in the row are random, what is measured would not be the use of the examples."
-    )
 
     symbols: int = size(5, "different inputs, and as many different answers, two or more", least=2)
     examples: int = size(16, "examples of a row, two or more", least=2)
@@ -57,13 +52,7 @@ class InContextLab(Lab):
         on_new = {name: answered(model, new, self.tested, setup.seed) for name, model in models.items()}
         own = answered(models[_name(1)], tasks[_name(1)], self.tested, setup.seed)
         unrelated = answered(models[_name(None)], replace(new, random_answers=True), self.tested, setup.seed)
-        return LabResult(
-            "Can a model learn from the examples in its row what it was never trained on?",
-            self._conclusion(on_new, own, unrelated),
-            self._sections(on_new, unrelated, runs),
-            "The weights are fixed, and the functions tested are none of those trained. A lookup is the simplest"
-            " function that can be new in a row; that regression or language is learned so is not shown.",
-        )
+        return self.result(self._conclusion(on_new, own, unrelated), self._sections(on_new, unrelated, runs))
 
     def best_errors(self) -> NDArray[np.float64]:
         """[examples]: the smallest possible error: that of a guess where the input was not shown, and 0 elsewhere."""

@@ -21,12 +21,6 @@ OFFSETS = 8  # places back among which the one a head reads most is searched
 
 class InductionLab(Lab):
     name = "induction"
-    falsified_by = (
-        "The claim is false if one layer copies as well as two, if removing the head with the highest induction score"
-        " leaves the copying, or if removing another one, the control, ends it as well. That the head below supplies"
-        " the previous token is false if the head of layer 0 whose removal ends the copying does not attend to the"
-        " token before most."
-    )
 
     width: int = size(48, "model width D, a multiple of the heads", multiple="heads")
     heads: int = size(3, "heads of each layer, two or more", least=2)
@@ -86,11 +80,6 @@ class InductionLab(Lab):
                 instead="No single head of the first layer supplies the previous token",
             ),
         )
-        remarks = (
-            "Which token follows which differs from row to row, so it can be learned from the row alone. Positions are"
-            " ALiBi's, so each head has a range of its own. Where positions are alike for all heads, as with RoPE,"
-            " several heads may learn the same."
-        )
         rows = [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads]
         header = ("head", "second A to after first A", "to the token before", "places back read most")
         guess = {"guessing": float(np.log(self.vocab))}
@@ -99,7 +88,7 @@ class InductionLab(Lab):
             Curve("Loss on the repetition", "step", "nats per token", losses, guess),
             _maps(models[2], tests),
         )
-        return LabResult("How does a model copy what it has read once?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _repeated(self, noise: np.random.Generator) -> Example:
         return repeated(noise, self.vocab, self.shortest, self.longest)

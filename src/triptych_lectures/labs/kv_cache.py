@@ -28,11 +28,6 @@ class KvCacheLab(Lab):
     """The same tokens with a cache and by computing everything again; FLOPs, reads and bytes over the length."""
 
     name = "kv-cache"
-    falsified_by = (
-        "The claim is false if a token or, beyond rounding, a logit differs with the cache, or if the cache takes other"
-        " bytes than the formula says. It is false too if the FLOPs of one more token do not fall, and the more so the"
-        " longer the text, or if the bytes it reads fall as much."
-    )
     seeds = 1
 
     prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
@@ -68,11 +63,9 @@ class KvCacheLab(Lab):
         setup.progress(f"counting one more token after {', '.join(map(str, lengths))}")
         text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
         costs = [NextToken.measured(model, text[:n], self.repeats) for n in lengths]
-        return LabResult(
-            "What does the KV cache change, and what does it save?",
+        return self.result(
             (self._unchanged(cached, plain, with_cache - without), *_costs(model, lengths, costs)),
             _sections(model, lengths, costs),
-            "Times are shown, and decide nothing: they depend on the machine.",
         )
 
     def _unchanged(self, cached: Sequence[int], plain: Sequence[int], difference: Tensor) -> Clause:

@@ -17,6 +17,7 @@ from triptych.arguments import checked_methods, integer
 from triptych.errors import InputError, nearest, shown
 from triptych.page import Section
 from triptych.page.sections import section_data
+from . import TEXTS
 
 L = TypeVar("L", bound="Lab")
 Ints = tuple[int, ...]
@@ -291,12 +292,18 @@ class Lab:
     """A lab: its subclasses are frozen dataclasses whose fields, made by `size`, are its sizes.
 
     name          as on the command line.
+    question      what it asks.
+    remarks       those of its result, where they are the same for all sizes.
     falsified_by  what would have shown its claim false.
     seeds         how many seeds a recorded result has.
     full          the sizes of a full run that differ from the defaults.
+
+    The three texts are those of `labs.toml`, where the class has none of its own.
     """
 
     name: ClassVar[str]
+    question: ClassVar[str]
+    remarks: ClassVar[str]
     falsified_by: ClassVar[str]
     seeds: ClassVar[int] = 5
     full: ClassVar[Mapping[str, Size]] = {}
@@ -306,10 +313,17 @@ class Lab:
         cls.full = {f.name: f.metadata["full"] for f in fields(cls) if f.metadata["full"] is not None}
         if "name" in vars(cls):
             LAB_CLASSES[cls.name] = cls
+            for text in ("question", "remarks", "falsified_by"):
+                if text not in vars(cls):
+                    setattr(cls, text, TEXTS.get(cls.name, {}).get(text, ""))
 
     def run(self, setup: Setup) -> LabResult:
         """Measure, and compare with the criteria."""
         raise NotImplementedError
+
+    def result(self, conclusion: Conclusion, sections: tuple[Section, ...], remarks: str = "") -> LabResult:
+        """The result of a run; `remarks` are those of its sizes, where they depend on them."""
+        return LabResult(self.question, conclusion, sections, remarks or self.remarks)
 
     @classmethod
     def sized(cls: type[L], setup: Setup) -> L:

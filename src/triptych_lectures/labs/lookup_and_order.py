@@ -30,10 +30,6 @@ class SoftVsHardLab(Lab):
     """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
 
     name = "soft-vs-hard"
-    falsified_by = (
-        "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false"
-        " too if gradient descent on the query succeeds at large β, or fails at small β."
-    )
 
     entries: int = size(16, "entries of the dictionary, two or more", least=2)
     questions: int = size(32, "questions to it")
@@ -69,12 +65,7 @@ class SoftVsHardLab(Lab):
             ),
             curve("Learning what to ask", "step of gradient descent", unit, steps, losses, log="y"),
         )  # fmt: skip
-        return LabResult(
-            "Is attention a dictionary lookup, and why a soft one?",
-            self._conclusion(book, rows, remaining),
-            (table, *curves),
-            "The scale 1/√d and the length of learned queries and keys set β in a transformer.",
-        )
+        return self.result(self._conclusion(book, rows, remaining), (table, *curves))
 
     def _conclusion(
         self, book: _Dictionary, rows: Sequence[tuple[float, float, float, float]], remaining: Mapping[float, float]
@@ -177,11 +168,6 @@ class PermutationLab(Lab):
     """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
 
     name = "permutation"
-    falsified_by = (
-        "The claim is false if, without positions and without a mask, the outputs of permuted tokens differ from the"
-        " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
-        " position part, which are the controls."
-    )
 
     width: int = size(48, "model width D, a multiple of 2 x heads")
     heads: int = size(4, "heads of each block")
@@ -225,9 +211,7 @@ class PermutationLab(Lab):
             "Permutation error after each block", "blocks passed", "relative error of permutation",
             range(len(self.sites)), lines, rounding, "y",
         )  # fmt: skip
-        question = "Does attention know the order of its input?"
-        remarks = "Random weights show what can be told apart, not what a trained model does with it."
-        return LabResult(question, self._conclusion(errors, twins, setup.seed), (table, after), remarks)
+        return self.result(self._conclusion(errors, twins, setup.seed), (table, after))
 
     def _conclusion(
         self, errors: Mapping[tuple[str, str], list[float]], twins: Mapping[tuple[str, str], float], seed: int

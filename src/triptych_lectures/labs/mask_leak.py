@@ -16,12 +16,6 @@ MASKS = {"with the mask": causal(), "without": full()}
 
 class MaskLeakLab(Lab):
     name = "mask-leak"
-    falsified_by = (
-        "The claim is false if the model trained without the mask does not reach a far lower loss than the one trained"
-        " with it. It is false too if, given its mask back, it still predicts half as much better than the frequencies"
-        " of characters do as the model trained with the mask, or if that one, the control, does not beat these"
-        " frequencies."
-    )
 
     width: int = size(64, "model width D, a multiple of 8", multiple=8)
     hidden: int = size(172, "MLP width")
@@ -92,7 +86,7 @@ class MaskLeakLab(Lab):
             Curve("Loss in training", "step", "nats per character", lines, guides),
             Samples(f"What they write after {job.tokenizer.decode(opening)!r}", samples),
         )
-        return LabResult("What does a decoder learn when its mask is forgotten?", conclusion, sections)
+        return self.result(conclusion, sections)
 
     def _recipe(self, setup: Setup) -> Recipe:
         model = {

@@ -37,12 +37,6 @@ MISTAKES = (AFTER, FORGOTTEN, AXIS, HEADS)
 
 class MistakesLab(Lab):
     name = "mistakes"
-    falsified_by = (
-        "The claim is false if a mistake leaves the weights and the outputs as they are in the right version, or if a"
-        " later token changes an earlier output there too. It is false too if a decoder with a mistake does not train"
-        " to a loss below the entropy of its text, or predicts as well as the right one where nothing stands after"
-        " the place."
-    )
 
     tokens: int = size(
         8, "tokens of the attention on random numbers, a multiple of the heads", multiple="heads", least=4
@@ -82,7 +76,7 @@ class MistakesLab(Lab):
             f"No mistake raises an error: all shapes fit. The weights of {HEADS!r} look right, so they are not drawn. A"
             " forgotten division by √d is in the labs `scaling` and `trained-scale`."
         )
-        return LabResult("How do mistakes in attention show?", conclusion, sections, remarks)
+        return self.result(conclusion, sections, remarks)
 
     def _measure(self, kind: str, seed: int) -> Weighed:
         """One row on random numbers, in fp64, and again with another last token."""

@@ -38,13 +38,6 @@ LATER = OptimizerSettings(name="muon", lr=1.5e-3, muon_lr=3e-3, weight_decay=0.0
 
 class ModernizeLab(Lab):
     name = "modernize"
-    falsified_by = (
-        "The claim is false if the model, writing whole lines of held-out plays freely, gets less than 97% of the"
-        " letters of aligned words right, or clearly less than a table of each word's commonest modern spelling, or no"
-        " more of the words that the table does not know. The quick run, which writes single words, would be false if"
-        " of words that modern editions spell otherwise no more letters were right than copying has, or if the model"
-        " garbled the others."
-    )
     seeds = 1
 
     steps: Ints = size((300,), "training steps of each part of the training", full=(6000, 3600))
@@ -93,8 +86,7 @@ class ModernizeLab(Lab):
 
         changed, unknown = right(lambda word: word.old != word.new), right(lambda word: word.old not in table)
         alike = right(lambda word: word.old == word.new)["the model"]
-        return LabResult(
-            "Does a model learn to modernize spelling?",
+        return self.result(
             _whole_lines(right(lambda word: True), unknown) if whole else _single_words(changed, alike),
             tuple(_sections(held, systems, words, table, losses)),
             REMARKS if whole else f"{REMARKS} {SMALLER}",

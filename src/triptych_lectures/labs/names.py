@@ -32,13 +32,6 @@ class Words(NamedTuple):
 
 class NamesLab(Lab):
     name = "names"
-    falsified_by = (
-        "The claim is false if the encoder finds the names of held-out plays that never occur in training no better"
-        " than the commonest answer, a bag of words or each word's commonest tag; if in a full run it tells persons"
-        " from places no better than these where a word can be both, or finds fewer of all names than the best of them"
-        " and of taking every new capital for a person's; or if an encoder trained on tags in a random order, the"
-        " control, finds names too. The labels are in doubt if fewer than nine in ten agree with those set by hand."
-    )
 
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8, full=128)
     layers: int = size(2, "its blocks", full=3)
@@ -81,9 +74,7 @@ class NamesLab(Lab):
         if not setup.full:
             remarks += " Words that are person or place are judged in a full run only."
         conclusion = self._conclusion(scores, setup.full, float(rules), float(found), len(sheet))
-        return LabResult(
-            "Does an encoder find names it has never read?", conclusion, _sections(words, scores, ours.losses), remarks
-        )
+        return self.result(conclusion, _sections(words, scores, ours.losses), remarks)
 
     def _tagged(self, train: Sequence[NamedWords], held: Sequence[NamedWords], seed: int) -> Tagged:
         """The tags that a new encoder gives the words of `held`; words that it did not read are other."""

@@ -37,12 +37,6 @@ class NotExplanationLab(Lab):
     """The attention of all layers: replaced by an optimized alternative, shuffled, cut token by token."""
 
     name = "not-explanation"
-    falsified_by = (
-        "The claim is false if no other pattern, set in all layers at once, leaves the output as it was, or if any"
-        " pattern does: a shuffled pattern that is no farther from the original must change it. The second claim, of"
-        " the decoder, is that weights do not rank importance. It is false if hiding the token with the most attention"
-        " changes the output most."
-    )
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")
     values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)
@@ -87,7 +81,7 @@ class NotExplanationLab(Lab):
             conclusion, sections = conclusion + of_decoder, sections + more
         else:
             remarks += " `--full` asks the same of the next word of a pretrained decoder."
-        return LabResult("Does a pattern of attention explain the output?", conclusion, sections, remarks)
+        return self.result(conclusion, sections, remarks)
 
     def _of_classifier(self, seed: int) -> ModelResult:
         """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""

@@ -29,11 +29,6 @@ class PaddingLab(Lab):
     """Trained on rows alone and on rows padded in silence; both answer rows alone, padded, and padded with a mask."""
 
     name = "padding"
-    falsified_by = (
-        "A model that answers as well beside padding that is not hidden would have shown the claim false, and so would"
-        " an answer that does not depend on how much of it there is. With a mask, any difference between a padded row"
-        " and the row alone beyond rounding would show that the mask does not do what is said of it."
-    )
 
     symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
     shortest: int = size(5, "fewest symbols of a row")
@@ -104,7 +99,6 @@ class PaddingLab(Lab):
                 instead="The task can be learned from shuffled answers",
             ),
         )
-        remarks = "This library keeps rows end to end without padding, so that there is nothing to forget."
         table = [
             [padding, *(f"{of[padding].right:.0%}" for of in answers.values())]
             + [f"{of[padding].moved:.2g}" for of in answers.values()]
@@ -116,7 +110,7 @@ class PaddingLab(Lab):
             TableSection(f"Rows of {self.shortest} to {self.longest} symbols", ("rows of the test", *columns), table),
             Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess}),
         )
-        return LabResult("What happens when padding is not masked?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""

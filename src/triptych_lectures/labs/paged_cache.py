@@ -29,11 +29,6 @@ class PagedCacheLab(Lab):
     """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
 
     name = "paged-cache"
-    falsified_by = (
-        "The claim would be false if a token differed where a prompt's beginning was reused, or if a key read through"
-        " the pages were not the engine's. It would also be false if pages took more than one partly empty page a row"
-        " beyond the tokens that differ, or if sharing without a copy before writing gave the same keys."
-    )
 
     rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2, full=16)
     shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more", full=203)
@@ -92,10 +87,6 @@ class PagedCacheLab(Lab):
                 instead="Pages do not save these places",
             ),
         )
-        remarks = (
-            "The engine has no pages: it keeps one slot a row and copies what is shared into it. The table of pages"
-            " is laid over its numbers to show them."
-        )
         names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
         lines = {name: map(float, held) for name, held in zip(names, zip(*reused.history, strict=True), strict=True)}
         steps = range(1, len(reused.history) + 1)
@@ -104,8 +95,7 @@ class PagedCacheLab(Lab):
             curve("Places of the cache, step by step", "step", "tokens", steps, lines),
             drawing([reused.pages.tables[row] for row in reused.rows], self.page),
         )
-        question = "What do pages of a cache save, and what does reuse of a prompt?"
-        return LabResult(question, conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
         """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""

@@ -30,11 +30,6 @@ class ParametersLab(Lab):
     """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
 
     name = "parameters"
-    falsified_by = (
-        "The claim is false if a shape computed from the config alone differs from what the library builds from the"
-        " same config. It is false too if one differs from a tensor of a real checkpoint, or if a sum differs from the"
-        " published one."
-    )
     seeds = 1
 
     hidden: Ints = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
@@ -87,7 +82,6 @@ class ParametersLab(Lab):
                 instead="The gap is another one",
             ),
         )
-        remarks = "That the loaded values are right, shapes cannot say."
         counts = {"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}
         shown = [part for part in PARTS if any(c.parameters[part] for c in counts.values())]
         rows = [[part, *(f"{c.parameters[part]:,}" for c in counts.values())] for part in shown]
@@ -107,9 +101,7 @@ class ParametersLab(Lab):
             ),
             curve("Qwen3-4B with another MLP width", "F", "billion parameters", self.hidden, lines, published),
         )
-        return LabResult(
-            "Which tensors does a config ask for, and how many numbers is that?", conclusion, sections, remarks
-        )
+        return self.result(conclusion, sections)
 
 
 def predict(hf: Mapping[str, Any]) -> dict[str, Shape]:

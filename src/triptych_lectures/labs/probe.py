@@ -37,13 +37,6 @@ EVERY = 3  # layers, of which one is probed
 
 class ProbeLab(Lab):
     name = "probe"
-    falsified_by = (
-        "That the model carries the number is false if a probe does not read it for words it was not fitted to, or"
-        " reads it from the embedding of another word, or if its control task is read as well. That a probe does not"
-        " show use is false if removing the number of the other noun changes the verb as removing the subject's does,"
-        " or if removing the subject's at one layer, where it is read,"
-        " changes the verb as well."
-    )
 
     nouns: str = size(NOUNS, "subjects, nouns whose plural ends in s, separated by |; a third is held out")
     others: str = size(OTHERS, "nouns that stand between subject and verb; a third is held out")
@@ -138,13 +131,7 @@ class ProbeLab(Lab):
             line_table(title, "layer", layers, lines, ".0%"),
             curve(title, "layers passed", "share", layers, lines, {"chance": 0.5}),
         )
-        remarks = (
-            "Known words stand in new contexts. A direction is the difference of the means of both numbers; without it"
-            " no linear probe tells the fitted states apart. The preference is the logit of the verb of the plural less"
-            " that of the singular, and its difference between plural and singular subjects. One model, one frame of"
-            " sentences."
-        )
-        return LabResult("What does a layer know, and what is it used for?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _sentences(self, noise: np.random.Generator) -> list[Sentence]:
         """Those that probes are fitted to, then tests with the same subjects, then tests with other ones.  Tests have

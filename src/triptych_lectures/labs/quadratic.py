@@ -36,11 +36,6 @@ WHOLE, WEIGHTS, PAIRS = "all matrix products", "products with weights", "product
 
 class QuadraticLab(Lab):
     name = "quadratic"
-    falsified_by = (
-        "The claim is false if the FLOPs that full or fused attention runs do not grow as T², or if those of a window,"
-        " a block pattern or linear attention do. It is false too if fused attention makes a tensor of all scores, or"
-        " if attention that should be exact differs from the definition."
-    )
 
     lengths: Ints = size(
         (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
@@ -78,11 +73,6 @@ class QuadraticLab(Lab):
             self._layer_clause(layer),
         )
         share = {n: grown / (4 * self.heads * self.resident**2) for n, grown in self._resident(ways, noise).items()}
-        remarks = (
-            "Linear attention is another function; the others are exact. Bytes are those of tensors between operations;"
-            " what a kernel holds inside itself shows in the memory of the process, which is printed and, like times,"
-            " decides nothing."
-        )
         sections: tuple[Section, ...] = (
             *self._tables(flops, nbytes, seconds, layer),
             self._facts(share),
@@ -95,7 +85,7 @@ class QuadraticLab(Lab):
                 )
             ),
         )
-        return LabResult("What do T tokens of attention cost?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _grow(self, what: str, name: str, measured: Measured, bounds: tuple[float, float], at: Ints = ()) -> Check:
         return Check(f"{name}: {what} grow as T to the power", _power(measured[name], at or self.long), *bounds)

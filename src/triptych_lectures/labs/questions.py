@@ -30,12 +30,6 @@ MARGIN = 0.1  # by which the encoder must be ahead: more than three standard err
 
 class QuestionsLab(Lab):
     name = "questions"
-    falsified_by = (
-        "The claim is false if on held-out plays the encoder gives no more right answers, by a tenth of the questions,"
-        " than the commonest answer and a bag of words, or, where a scene is asked for and over both kinds, than a"
-        " search by words, which finds most lines that are quoted. It is false too if an encoder that was trained with"
-        " the answers of other questions, the control, is right more often than these."
-    )
 
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8)
     layers: int = size(2, "its blocks", full=3)
@@ -83,12 +77,7 @@ class QuestionsLab(Lab):
         )
         if not setup.full:
             remarks += " Who says a line is asked in a full run only."
-        return LabResult(
-            "Does an encoder answer from a passage?",
-            self._conclusion(right),
-            self._sections(held, answers, right, ours.losses),
-            remarks,
-        )
+        return self.result(self._conclusion(right), self._sections(held, answers, right, ours.losses), remarks)
 
     def _answered(self, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int) -> Answered:
         """The answers of a new encoder to the questions of `held`."""

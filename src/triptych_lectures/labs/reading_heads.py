@@ -104,11 +104,6 @@ class TrainedScaleLab(ReadingLab):
     """One head for each d with and without the scale, and at the largest d with smaller weights; shuffled answers."""
 
     name = "trained-scale"
-    falsified_by = (
-        "That the head of the largest d learns without the division as it does with it would have shown the claim"
-        " false, and so would a smallest d at which it matters too, for better or worse. If weights drawn smaller by"
-        " that factor did not help, large scores at the beginning would not be the reason."
-    )
 
     widths: Ints = size(
         (4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order", values=2, ascending=True
@@ -161,7 +156,7 @@ class TrainedScaleLab(ReadingLab):
         )
         at_most = {name: heads[name, wide] for name in (SCALED, PLAIN, SMALLER)}
         sections = self.table(heads), self.training_curve(f"d {wide} in training", "nats a symbol", at_most)
-        return LabResult("Does a head learn without the division by √d?", conclusion, sections, ONE_CASE)
+        return self.result(conclusion, sections, ONE_CASE)
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
         """One layer of attention with one head, whose queries and keys have width d, its values that of the stream."""
@@ -179,11 +174,6 @@ SCORES = (DIVIDED, UNDIVIDED, ADDITIVE)
 
 class TrainedScoresLab(ReadingLab):
     name = "trained-scores"
-    falsified_by = (
-        "That the additive score learns no more than the dot product without the division at the largest d would have"
-        " shown the claim false, and so would a difference at the smallest d. If the dot product with the division"
-        " stayed behind the additive score, the division would not be what makes up for the difference."
-    )
 
     widths: Ints = size(
         (16, 1024),
@@ -235,9 +225,8 @@ class TrainedScoresLab(ReadingLab):
         )
         at_most = {name: heads[name, wide] for name in SCORES}
         sections = self.table(heads), self.training_curve(f"In training, d {wide}", "nats a token", at_most)
-        question = "Does the additive score learn where the dot product does not?"
         remarks = ONE_CASE + " The price of the additive score is in lab `additive-vs-dot`."
-        return LabResult(question, conclusion, sections, remarks)
+        return self.result(conclusion, sections, remarks)
 
     def scorer(self, name: str, d: int) -> AttentionSpec:
         """One head whose queries and keys have width d and whose values that of the stream."""
@@ -257,11 +246,6 @@ Begun = tuple[str, str]  # a score, and how the weights begin
 
 class CosineScoresLab(ReadingLab):
     name = "cosine-scores"
-    falsified_by = (
-        "The claim is false if the head with dot products learns as well from weights drawn so much larger, or if the"
-        " one with cosine scores does not. A score of a new head with cosine scores above √d would show that they are"
-        " not bounded."
-    )
 
     d: int = size(64, "width of queries and keys")
     factor: float = size(16.0, "how much larger the other weights of queries and keys are drawn")
@@ -313,7 +297,7 @@ class CosineScoresLab(ReadingLab):
             self.training_curve("In training", "nats a token", by_name),
         )
         remarks = ONE_CASE + " How sharp the head becomes is set by the norms' weights, which are trained."
-        return LabResult("What do cosine scores change in training?", conclusion, sections, remarks)
+        return self.result(conclusion, sections, remarks)
 
     def head(self, name: str, begin: str, seed: int) -> nn.Transformer:
         """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""

@@ -34,11 +34,6 @@ Floats = tuple[float, ...]
 
 class RedundancyLab(Lab):
     name = "redundancy"
-    falsified_by = (
-        "The claim is false if fewer than a fifth of the heads can go before the loss on held-out text rises by a"
-        " tenth, or if more than a twentieth can although the most important ones go first. That it matters which ones"
-        " go is false if a random order does about as well as that of the score, or as badly as its reverse."
-    )
     seeds = 1
 
     text: str = size(" | ".join(TEXTS[:3]), "texts on which heads are scored, separated by |")
@@ -76,13 +71,7 @@ class RedundancyLab(Lab):
             out.table(),
             curve("Loss with heads taken out", "heads that are out", "nats a token", out.counts, losses),
         )
-        remarks = (
-            "Taken out, a head gives its mean output over the texts that heads are scored on (mean ablation). The"
-            " score is a first-order estimate of what that does to the loss there (Michel et al. 2019); a better order"
-            " may spare more. Nothing is trained afterwards."
-        )
-        question = "How many heads can be taken out before the loss rises?"
-        return LabResult(question, self._conclusion(out), sections, remarks)
+        return self.result(self._conclusion(out), sections)
 
     def _conclusion(self, out: Removal) -> Conclusion:
         total, spared, last = out.counts[-1], out.spared(BY_SCORE), out.spared(REVERSE)

@@ -58,12 +58,6 @@ class History:
 
 class RolesOverTrainingLab(Lab):
     name = "roles-over-training"
-    falsified_by = (
-        "The claim is false if the quarter of the training in which the induction score of the second layer rises most"
-        " shares no step with the quarter in which what a repetition saves grows most. It is false too if it shares one"
-        " with the quarter in which the first reading improves most, if one layer, the control, gets such a head or"
-        " saves half as much, or if a model does not learn the table, so that it is simply not trained."
-    )
 
     width: int = size(48, "model width D, a multiple of the heads", multiple="heads")
     heads: int = size(4, "heads of each layer")
@@ -91,12 +85,7 @@ class RolesOverTrainingLab(Lab):
         for layers in (1, 2):
             setup.progress(f"training {counted(layers, 'layer')}: {self.steps} steps")
             histories[layers] = self._trained(layers, data, tests, setup.seed)
-        remarks = (
-            "Two quarters of the training drawn at random would share steps in 7 of 16 runs. What a repetition saves is"
-            " the loss of the first reading less that of the repetition. Larger models have many such heads."
-        )
-        question = "When do heads get their roles, and what does the loss do then?"
-        return LabResult(question, self._conclusion(histories[1], histories[2]), self._sections(histories), remarks)
+        return self.result(self._conclusion(histories[1], histories[2]), self._sections(histories))
 
     def _walk(self, table: Ids, noise: np.random.Generator) -> Example:
         """A walk of distinct tokens twice over, trained at every token: each step is to a token that `table` lists,

@@ -37,11 +37,6 @@ NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
 
 class SpeculationLab(Lab):
     name = "speculation"
-    falsified_by = (
-        "The claim would be false if one token of one text, greedy or sampled, differed with guesses. It would also be"
-        " false if a draft that agrees always did not save forwards, if one that rarely agrees saved as many, or if a"
-        " wrong guess were accepted."
-    )
 
     rows: int = size(8, "texts written at once, half of them sampled", full=32)
     new: int = size(48, "tokens of each, two or more", least=2, full=160)
@@ -108,7 +103,6 @@ class SpeculationLab(Lab):
                 instead="Wrong guesses cost nothing",
             ),
         )
-        remarks = "Whether guesses pay is a question of time, which the engine measures; here they are always made."
         lines = {
             "guesses accepted": [one.rate for one in drafts[1:]],
             "forwards, over those without guesses": [one.forwards / plain.forwards for one in drafts[1:]],
@@ -122,8 +116,7 @@ class SpeculationLab(Lab):
             for name, one in runs.items()
         ]  # fmt: skip
         header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
-        question = "What do guessed tokens change, and what do they save?"
-        return LabResult(question, conclusion, (TableSection("Guesses and forwards", header, rows), agreement), remarks)
+        return self.result(conclusion, (TableSection("Guesses and forwards", header, rows), agreement))
 
     def model(self, seed: int) -> nn.Transformer:
         """A decoder with random weights, large enough for its choices to differ from place to place."""
@@ -218,11 +211,6 @@ LINEAR, SOFTMAX = "linear attention", "softmax attention"
 
 class LinearStateLab(Lab):
     name = "linear-state"
-    falsified_by = (
-        "The claim would be false if the bytes of the cache of linear attention changed with the length, or if a token"
-        " or, beyond rounding, a log-probability differed from those of a forward over the whole text. It would say"
-        " nothing if the same measurement did not show the cache of softmax attention growing with the length."
-    )
 
     lengths: Ints = size(
         (64, 128, 256, 512),
@@ -288,10 +276,6 @@ class LinearStateLab(Lab):
                 instead="The state changes what is written",
             ),
         )
-        remarks = (
-            "The state is kept in fp32. A sum cannot forget a token: the engine takes it back whole, or by the"
-            " guesses of one step. What is computed is another function than softmax attention."
-        )
         rows = [
             [f"{n:,}", name, f"{of[n].nbytes:,} bytes", f"{of[n].flops:,}", f"{of[n].difference:.1e}"]
             for n in self.lengths
@@ -303,7 +287,7 @@ class LinearStateLab(Lab):
             TableSection("The cache over the length", header, rows),
             curve("Bytes of a row in the cache", "T", "bytes", self.lengths, lines, log="xy"),
         )
-        return LabResult("Does linear attention write with a state of constant size?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def specs(self) -> dict[str, ModelSpec]:
         """The same decoder with both kinds of attention."""

@@ -27,12 +27,6 @@ REPEATS = 3  # the smallest time counts
 
 class SparsePatternsLab(Lab):
     name = "sparse-patterns"
-    falsified_by = (
-        "The claim would be false if the pairs that a kernel computes under the strided pattern did not grow as T to"
-        " the power 1.5, or those under the powers of two not as T log T. It would also be false if some position could"
-        " not reach an earlier one in as many layers as the papers say, or if the patterns' results were not those of"
-        " the definition."
-    )
 
     lengths: Ints = size(
         (512, 1024, 2048, 4096, 8192),
@@ -99,11 +93,6 @@ class SparsePatternsLab(Lab):
                 instead="Positions are not connected in so few layers",
             ),
         )
-        remarks = (
-            "The kernel computes pairs that the mask hides inside a block, and gives all blocks of queries lists of one"
-            " length. Processor time is shown only: the kernel copies keys, and the fused kernel, computing all"
-            " pairs, may be faster at these lengths. In cached decoding a pattern saves nothing here."
-        )
         sections: tuple[Section, ...] = (
             self._table(computed, seconds),
             *(
@@ -113,7 +102,7 @@ class SparsePatternsLab(Lab):
             drawing(STRIDED),
             drawing(POWERS),
         )
-        return LabResult("Do sparse patterns cost O(T √T) and O(T log T)?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def mask(self, way: str, length: int) -> Mask:
         """Of one way to attend over so many tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""

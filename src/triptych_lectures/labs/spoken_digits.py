@@ -38,11 +38,6 @@ class SpokenDigitsLab(Lab):
     """Train on the voices of `HEARD`, transcribe those of `UNHEARD`; beside it the same with shuffled transcripts."""
 
     name = "spoken-digits"
-    falsified_by = (
-        "The claim is false if fewer than 95% of the words are right for voices, speeds and pitches that training did"
-        " not have. It is also false if a model that was trained on the same sounds with their transcripts shuffled"
-        " does as well."
-    )
 
     steps: int = size(240, "training steps", full=1000)
     control: int = size(120, "training steps of the control, whose transcripts are shuffled", full=600)
@@ -108,9 +103,6 @@ class SpokenDigitsLab(Lab):
                 instead="Shuffled transcripts teach as much",
             ),
         )
-        remarks = (
-            "These are the voices of one synthesizer, and their words are joined with pauses: people speak less alike."
-        )
         shares = {
             "voices never heard": right,
             "voices of the training": known,
@@ -129,8 +121,7 @@ class SpokenDigitsLab(Lab):
             trained.map(tested[0], aligned.layer),
             Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
         )
-        question = "Does a model trained on synthesized digits write those of voices that it never heard?"
-        return LabResult(question, conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _clips(self, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
         """The words of each speaker: heard in training, and not."""

@@ -194,12 +194,6 @@ class RecurrenceLab(TranslationSizes):
     """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
 
     name = "recurrence"
-    falsified_by = (
-        "The claim is false if attention leaves more than half of the fixed vector's wrong tokens in the longest"
-        " quarter of the sentences, or if the fixed vector loses no more from the shortest quarter to the longest than"
-        " attention does. A task that word-by-word translation solves, or that attention does not learn, would show"
-        " nothing either way."
-    )
 
     steps: int = size(320, "training steps of each model", full=800)
     rows: int = size(24, "sentences of a training step", full=64)
@@ -252,7 +246,6 @@ class RecurrenceLab(TranslationSizes):
                 instead="The transformer did not learn this in fewer operations one after another",
             ),
         )
-        question = "What does a recurrent translator lose with length, and what does attention give back?"
         lines = {**comparison.judged, "word by word": comparison.word_by_word}
         header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
         sources = comparison.task.sources
@@ -264,7 +257,7 @@ class RecurrenceLab(TranslationSizes):
             curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
             comparison.losses,
         )
-        return LabResult(question, conclusion, sections, f"{SAME} {WRONG}")
+        return self.result(conclusion, sections, f"{SAME} {WRONG}")
 
 
 SAME = "All models train on the same sentences in the same order, with the same optimizer and steps, and write freely."
@@ -319,12 +312,6 @@ PANELS: dict[str, Builder] = {
 
 class PanelsLab(TranslationSizes):
     name = "panels"
-    falsified_by = (
-        "The claim is false if one of the layouts, with no more parameters than the encoder-decoder and the same"
-        " sentences and steps, leaves more than half of the wrong tokens of word-by-word translation. That word by word"
-        " is wrong for less than half of the tokens would mean that the task asks for no reading of the sentence, and"
-        " show nothing."
-    )
 
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, PANELS, setup)
@@ -365,4 +352,4 @@ class PanelsLab(TranslationSizes):
         ]
         rows.append(["word by word", "–", *comparison.word_by_word.cells])
         sections = (TableSection("Wrong tokens, written freely", header, rows), comparison.losses)
-        return LabResult("Does a translation need an encoder?", conclusion, sections, remarks)
+        return self.result(conclusion, sections, remarks)

@@ -29,10 +29,6 @@ from .small_models import curve, power
 
 class ScalingLab(Lab):
     name = "scaling"
-    falsified_by = (
-        "The claim is false if the variance of q·k is not d. It is false too if the typical (median) query keeps its"
-        " gradient at large d without the division, or if entropy or gradient change with d where it is made."
-    )
 
     widths: Ints = size(
         (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", values=2, ascending=True
@@ -98,15 +94,12 @@ class ScalingLab(Lab):
                 instead="With the division they depend on d",
             ),
         )
-        remarks = (
-            "The entries of q and k are independent and of variance 1, as in a new model; training may change both."
-        )
         uniform = {"uniform": math.log(self.tokens)}
         curves = (
             curve("Entropy of a row of attention", "d", "nats", self.widths, entropies, uniform, "x"),
             curve("Gradient that reaches a query, median", "d", "norm", self.widths, gradients, log="xy"),
         )
-        return LabResult("What does dividing by √d do?", conclusion, (table, *curves), remarks)
+        return self.result(conclusion, (table, *curves))
 
     def _measure(self, width: int, seed: int) -> tuple[float, Softmaxed, Softmaxed]:
         """(variance of q·k, softmax without a scale, softmax with 1/√d)"""
@@ -149,12 +142,6 @@ class AdditiveVsDotLab(Lab):
     """Both scores on the same tensors: memory and time over T, sharpness over the size of the input, parameters."""
 
     name = "additive-vs-dot"
-    falsified_by = (
-        "The claim is false if the additive layer differs from its formula by more than rounding, or needs no more"
-        " memory or parameters than the dot product. It is false too if its sharpness grows with the size of the input"
-        " without a limit as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot"
-        " be approached."
-    )
 
     width: int = size(64, "width of queries, keys and values, equal to hidden")
     hidden: int = size(64, "hidden units of the additive score, equal to width")
@@ -221,10 +208,6 @@ class AdditiveVsDotLab(Lab):
                 instead="The memory is not that of the pairs' numbers",
             ),
         )
-        remarks = (
-            "The dot product is one matmul, and a fused kernel stores no scores. Which of the two learns better is the"
-            " question of `trained-scores`. Times depend on the machine and decide nothing."
-        )
         rows = [
             (f"A layer of width {self.width * self.heads}, dot product", f"{plain:,} parameters"),
             ("The same, additive", f"{plain + added:,} parameters"),
@@ -238,7 +221,7 @@ class AdditiveVsDotLab(Lab):
             curve("Time of one call", "tokens", "ms", self.lengths, milliseconds, log="xy"),
             curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
         )
-        return LabResult("Why the dot product and not the additive score?", conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _weights(self, seed: int, widths: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32) -> Weights:
         """W_q, W_k and w for queries and keys of these widths, each output with the variance of its input."""
