@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 from lecture_pages import LecturePages, entries
 from lecture_sources import digest as digest_of_sources
 
-from triptych_lectures.labs import LABS, module_of
+from triptych_lectures.labs import LABS, TEXTS, module_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -58,8 +59,10 @@ def read_results() -> Plain:
 
 
 def digest(kind: str, name: str) -> str:
-    """SHA-256 of all source files that a lab imports, or the worked examples."""
-    return digest_of_sources(module_of(name) if kind == "labs" else "triptych.explain.examples")
+    """SHA-256 of all source files that a lab imports and of its words in labs.toml, or of those of worked examples."""
+    if kind != "labs":
+        return digest_of_sources("triptych.explain.examples")
+    return hashlib.sha256(f"{digest_of_sources(module_of(name))} {sorted(TEXTS[name].items())}".encode()).hexdigest()
 
 
 def wanted(data: Plain) -> dict[str, list[str]]:
