@@ -6,8 +6,6 @@ that is both - Kent is an earl in one play and a county in others - is a place i
 elsewhere after the words of `PLACE_BEFORE`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A passage has some speeches in a row by at least three persons.  The line asked 
 spelling, of a passage in modern spelling, and a third of its words are hidden.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

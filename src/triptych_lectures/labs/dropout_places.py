@@ -4,8 +4,6 @@ The lecture has X' = X + Dropout(A) and Y = X' + Dropout(F), and says that the p
 Each stack learns to name the symbol one place back, with dropout at one place, and is tested without any.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import product

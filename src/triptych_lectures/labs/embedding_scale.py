@@ -5,8 +5,6 @@ The lecture multiplies embeddings by √d "to stabilize magnitudes".  Here token
 norm gives, and the steps of training until half of a task is learned in which the order decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from statistics import fmean

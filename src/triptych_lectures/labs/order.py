@@ -4,8 +4,6 @@ Lectures L0, L1 and L2; Haviv et al. 2022, "Transformer Language Models without 
 Positional Information".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

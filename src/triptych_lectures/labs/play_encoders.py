@@ -1,7 +1,5 @@
 """A small encoder trained from nothing on records of Shakespeare's plays, for the labs of names and of questions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A row is a walk over tokens, of which each has a few that may follow it, and the
 follow is one table for all rows, which the weights can hold; which one did follow, only the row itself tells.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
