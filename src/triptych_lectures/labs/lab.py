@@ -321,9 +321,13 @@ class Lab:
         """Measure, and compare with the criteria."""
         raise NotImplementedError
 
-    def result(self, conclusion: Conclusion, sections: tuple[Section, ...], remarks: str = "") -> LabResult:
-        """The result of a run; `remarks` are those of its sizes, where they depend on them."""
-        return LabResult(self.question, conclusion, sections, remarks or self.remarks)
+    def result(
+        self, conclusion: Conclusion, sections: tuple[Section, ...], remarks: str = "", *, small: bool = False
+    ) -> LabResult:
+        """The result of a run; `remarks` are those of its sizes, where they depend on them, and where the run is a
+        `small` one, what it leaves out is added."""
+        less = [TEXTS[self.name]["small"]] if small else []
+        return LabResult(self.question, conclusion, sections, " ".join([remarks or self.remarks, *less]))
 
     @classmethod
     def sized(cls: type[L], setup: Setup) -> L:

@@ -72,11 +72,7 @@ class MistakesLab(Lab):
             _losses(trained, task),
             Curve("Loss in training", "step", "nats per symbol", losses, guides),
         )
-        remarks = (
-            f"No mistake raises an error: all shapes fit. The weights of {HEADS!r} look right, so they are not drawn. A"
-            " forgotten division by √d is in the labs `scaling` and `trained-scale`."
-        )
-        return self.result(conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def _measure(self, kind: str, seed: int) -> Weighed:
         """One row on random numbers, in fp64, and again with another last token."""

@@ -89,7 +89,7 @@ class ModernizeLab(Lab):
         return self.result(
             _whole_lines(right(lambda word: True), unknown) if whole else _single_words(changed, alike),
             tuple(_sections(held, systems, words, table, losses)),
-            REMARKS if whole else f"{REMARKS} {SMALLER}",
+            small=not whole,
         )
 
     def _model(self, setup: Setup, lines: Sequence[Pair]) -> tuple[Model, Points]:
@@ -142,14 +142,6 @@ class Word(NamedTuple):
         return min(len(self.new), distance(self.written, self.new))
 
 
-REMARKS = (
-    "Three plays were never read: no line of them is in the training data or behind the table, which copies a word that"
-    " it does not know."
-)
-SMALLER = (
-    "This is the small version, on single words; whole lines, judged against the table, need `--full`, or `--model`"
-    " with what docs/examples/folio.toml and folio-lines.toml have trained."
-)
 Shares = Mapping[str, float]  # of letters right, by system
 
 

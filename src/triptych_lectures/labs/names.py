@@ -71,10 +71,8 @@ class NamesLab(Lab):
             " persons and the speakers' marks, places those of headings and titles; other names count as none. Each"
             " speech is trained on a second time with the letters of its names in a random order."
         )
-        if not setup.full:
-            remarks += " Words that are person or place are judged in a full run only."
         conclusion = self._conclusion(scores, setup.full, float(rules), float(found), len(sheet))
-        return self.result(conclusion, _sections(words, scores, ours.losses), remarks)
+        return self.result(conclusion, _sections(words, scores, ours.losses), remarks, small=not setup.full)
 
     def _tagged(self, train: Sequence[NamedWords], held: Sequence[NamedWords], seed: int) -> Tagged:
         """The tags that a new encoder gives the words of `held`; words that it did not read are other."""

@@ -72,16 +72,10 @@ class NotExplanationLab(Lab):
         """0.4 and 0.3 of 1 are far, 0.05 is unchanged, and 0.5, or half of the rows, is most."""
         setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
         conclusion, sections = self._of_classifier(setup.seed)
-        remarks = (
-            "The alternative is searched with the model's weights held fixed. That a model could be trained to use such"
-            " patterns is not shown (Wiegreffe and Pinter 2019)."
-        )
-        if setup.full or setup.model is not None:
+        if whole := setup.full or setup.model is not None:
             of_decoder, more = self._of_decoder(setup)
             conclusion, sections = conclusion + of_decoder, sections + more
-        else:
-            remarks += " `--full` asks the same of the next word of a pretrained decoder."
-        return self.result(conclusion, sections, remarks)
+        return self.result(conclusion, sections, small=not whole)
 
     def _of_classifier(self, seed: int) -> ModelResult:
         """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""

@@ -75,9 +75,8 @@ class QuestionsLab(Lab):
             f" spelling, a third of the words hidden ({HIDDEN}). The search takes the part of the passage with the most"
             " words of the question, the first of several, and its speaker or, of a heading, its first words."
         )
-        if not setup.full:
-            remarks += " Who says a line is asked in a full run only."
-        return self.result(self._conclusion(right), self._sections(held, answers, right, ours.losses), remarks)
+        sections = self._sections(held, answers, right, ours.losses)
+        return self.result(self._conclusion(right), sections, remarks, small=not setup.full)
 
     def _answered(self, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int) -> Answered:
         """The answers of a new encoder to the questions of `held`."""

@@ -29,7 +29,6 @@ from .generated_tasks import (
 )
 from .lab import Check, Clause, Ints, Lab, LabResult, Setup, clause, size
 
-ONE_CASE = "One task, one learning rate: which score is better where both learn is not decided here."
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 
 
@@ -156,7 +155,7 @@ class TrainedScaleLab(ReadingLab):
         )
         at_most = {name: heads[name, wide] for name in (SCALED, PLAIN, SMALLER)}
         sections = self.table(heads), self.training_curve(f"d {wide} in training", "nats a symbol", at_most)
-        return self.result(conclusion, sections, ONE_CASE)
+        return self.result(conclusion, sections)
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
         """One layer of attention with one head, whose queries and keys have width d, its values that of the stream."""
@@ -225,8 +224,7 @@ class TrainedScoresLab(ReadingLab):
         )
         at_most = {name: heads[name, wide] for name in SCORES}
         sections = self.table(heads), self.training_curve(f"In training, d {wide}", "nats a token", at_most)
-        remarks = ONE_CASE + " The price of the additive score is in lab `additive-vs-dot`."
-        return self.result(conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def scorer(self, name: str, d: int) -> AttentionSpec:
         """One head whose queries and keys have width d and whose values that of the stream."""
@@ -296,8 +294,7 @@ class CosineScoresLab(ReadingLab):
             TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows),
             self.training_curve("In training", "nats a token", by_name),
         )
-        remarks = ONE_CASE + " How sharp the head becomes is set by the norms' weights, which are trained."
-        return self.result(conclusion, sections, remarks)
+        return self.result(conclusion, sections)
 
     def head(self, name: str, begin: str, seed: int) -> nn.Transformer:
         """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""

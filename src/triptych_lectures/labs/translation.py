@@ -257,11 +257,7 @@ class RecurrenceLab(TranslationSizes):
             curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
             comparison.losses,
         )
-        return self.result(conclusion, sections, f"{SAME} {WRONG}")
-
-
-SAME = "All models train on the same sentences in the same order, with the same optimizer and steps, and write freely."
-WRONG = "Wrong tokens are those to insert, delete or replace, over the tokens of the right translation."
+        return self.result(conclusion, sections)
 
 
 class ChainCost(NamedTuple):
@@ -340,11 +336,6 @@ class PanelsLab(TranslationSizes):
                 instead="The translation can be guessed without its source",
             ),
         )
-        remarks = (
-            f"{SAME} With the prefix mask each word of the source sees those after it, as in an encoder; with a plain"
-            " prompt only those before it. A decoder alone has no cross-attention, and so fewer parameters."
-            f" {WRONG}"
-        )
         header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
         rows = [
             [name, f"{comparison.trained[name].model.parameters:,}", *judgement.cells]
@@ -352,4 +343,4 @@ class PanelsLab(TranslationSizes):
         ]
         rows.append(["word by word", "–", *comparison.word_by_word.cells])
         sections = (TableSection("Wrong tokens, written freely", header, rows), comparison.losses)
-        return self.result(conclusion, sections, remarks)
+        return self.result(conclusion, sections)

@@ -82,8 +82,6 @@ class WordAlignmentLab(TranslationSizes):
             f"Layer and head were chosen on {half} sentences, the rates are those of {len(held)} others. A rate is 0"
             " where exactly the true links are proposed, and 1 where none of them is."
         )
-        if not setup.full:
-            remarks += " Whether they are better than IBM Model 1 is judged with `--full`."
         header, chosen = ("links of", "error rate"), {at.name: of_place for at, of_place in rates.items()}
         judged = {"before training": before, "the diagonal": straight, "IBM Model 1": model1, place.name: rate}
         sections = (
@@ -92,7 +90,7 @@ class WordAlignmentLab(TranslationSizes):
             *_maps(task, place, patterns[place]),
             Curve("Training", "step", "nats a token", {"loss": trained.losses}, {}),
         )
-        return self.result(conclusion, sections, remarks)
+        return self.result(conclusion, sections, remarks, small=not setup.full)
 
 
 class HeadPlace(NamedTuple):
