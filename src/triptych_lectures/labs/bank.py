@@ -248,7 +248,9 @@ class SentencePair:
         self.elsewhere = elsewhere.mean(1)  # [L, H]
 
     def cosines(self, edit: Sequence[Edit] = ()) -> Lines:
-        return _cosines(*_last(self.model, self.rows, edit))
+        a, b = _last(self.model, self.rows, edit)
+        cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
+        return cosines
 
     def cut(self, heads: Sequence[Head] | None = None, back: int = 0) -> list[Edit]:
         """No attention from the last word to the deciding one, or to the token `back` before it, in `heads` or all."""
@@ -302,11 +304,6 @@ def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()
     """For each row `[L + 1, D]`: the last token's vector as it enters the first block and leaves each block."""
     trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"], edit=edit)
     return [torch.stack([trace[site][row][-1] for site in trace]).double() for row in range(len(rows))]
-
-
-def _cosines(a: Tensor, b: Tensor) -> Lines:
-    cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
-    return cosines
 
 
 def _mean(values: Sequence[float]) -> float:

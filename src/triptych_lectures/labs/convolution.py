@@ -79,7 +79,9 @@ class ConvolutionLab(Lab):
         attended = trained_head(head, task, budget, self.tested, setup.seed).right
         setup.progress("counting layers and costs")
         layers = {name: [self._layers(name, n, setup.seed) for n in self.apart] for name in (PLAIN, DILATED)}
-        formula = {name: [self._predicted(name, n) for n in self.apart] for name in layers}
+        formula = {
+            name: [next(own for own in count(1) if self.reach(name, own) >= n) for n in self.apart] for name in layers
+        }
         off = max(abs(a - b) for name in layers for a, b in zip(layers[name], formula[name], strict=True))
         kinds = (PLAIN, DILATED, RECURRENT, ATTENTION)
         costs = {name: [self._cost(name, tokens) for tokens in self.tokens] for name in kinds}
@@ -175,9 +177,6 @@ class ConvolutionLab(Lab):
             if gradient[0, 0].abs().max() > 0:
                 return layers
         return math.inf
-
-    def _predicted(self, name: str, apart: int) -> int:
-        return next(layers for layers in count(1) if self.reach(name, layers) >= apart)
 
     def _cost(self, name: str, tokens: int) -> LayerCost:
         """Of the layers alone, on embedded tokens."""

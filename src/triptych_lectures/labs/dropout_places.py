@@ -101,7 +101,7 @@ class DropoutPlacesLab(Lab):
         shallow, deep = self.depths[0], self.depths[-1]
         none, stream, early = (stacks[own] for own in ((NONE, deep), (STREAM, deep), (STREAM, shallow)))
         cost = {place: none.right - stacks[place, deep].right for place in USUAL}
-        most = max(cost.values(), key=abs)
+        most, closer = max(cost.values(), key=abs), stacks[OUTPUTS, deep].cosine - stream.cosine
         shown = ", ".join(f"{place} {stacks[place, deep].right:.0%}" for place in USUAL)
         return (
             clause(
@@ -120,7 +120,7 @@ class DropoutPlacesLab(Lab):
                     f"residual stream, {deep} layers: right less than without", none.right - stream.right, least=0.25
                 ),
                 Check(f"control: residual stream, {shallow} layers: right", early.right, least=0.5),
-                Check("cosine of two passes: outputs, more than the stream", self._closer(stacks), least=0.25),
+                Check("cosine of two passes: outputs, more than the stream", closer, least=0.25),
                 instead="That depth does not bear dropout on the stream was not seen",
             ),
             clause(
@@ -131,10 +131,6 @@ class DropoutPlacesLab(Lab):
                 instead="The control did not hold",
             ),
         )
-
-    def _closer(self, stacks: Stacks) -> float:
-        deep = self.depths[-1]
-        return stacks[OUTPUTS, deep].cosine - stacks[STREAM, deep].cosine
 
     def stack(self, place: str, depth: int, seed: int) -> nn.Transformer:
         """A pre-norm decoder of `depth` blocks with dropout at `place`."""

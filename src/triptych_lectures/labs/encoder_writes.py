@@ -111,6 +111,7 @@ class EncoderWritesLab(Lab):
     ) -> Conclusion:
         decoder, encoder, last = models.values()
         behind, guess = encoder.nats - decoder.nats, 1 / self.symbols
+        times = flops[ENCODER] / flops[DECODER]
         return (
             clause(
                 f"The encoder can write: a mask at the end is filled, and again. {encoder.follows:.0%} of its symbols"
@@ -145,12 +146,8 @@ class EncoderWritesLab(Lab):
             ),
             clause(
                 "And it keeps no cache, since each new symbol changes all others: a text takes"
-                f" {flops[ENCODER] / flops[DECODER]:.1f} times the decoder's FLOPs, more with every symbol.",
-                Check(
-                    "FLOPs of a text, encoder over decoder with its cache",
-                    flops[ENCODER] / flops[DECODER],
-                    self.length / 4,
-                ),
+                f" {times:.1f} times the decoder's FLOPs, more with every symbol.",
+                Check("FLOPs of a text, encoder over decoder with its cache", times, self.length / 4),
                 instead="It costs no more",
             ),
         )

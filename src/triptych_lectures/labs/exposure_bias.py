@@ -86,10 +86,7 @@ class ExposureBiasLab(Lab):
                 Check(f"true prefixes: {own}", after / never, least=0.5),
                 Check("control: true prefixes, after true tokens, over never coming back", second / never, most=0.25),
                 Check(
-                    "control: true prefixes, each choice after true tokens: wrong more later",
-                    second - first,
-                    least=-0.1,
-                    most=0.1,
+                    "control: true prefixes, each choice after true tokens: wrong more later", second - first, -0.1, 0.1
                 ),
                 instead="That errors add up after its own text alone was not seen",
             ),

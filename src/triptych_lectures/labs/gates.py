@@ -183,8 +183,8 @@ class Measured:
 
     @property
     def conclusion(self) -> Conclusion:
-        lab, back = self.lab, self.lab.back
-        old, new = ({name: factor(back, of[name]) for name in READERS} for of in self.both.values())
+        lab, falls = self.lab, power(self.lab.back, self.before[ATTENTION])
+        old, new = ({name: factor(lab.back, of[name]) for name in READERS} for of in self.both.values())
         lag = {name: self.longest(name) for name in READERS}
         first, last = lab.lags[0], lab.lags[-1]
         closed, open_, wide = LSTMS
@@ -215,16 +215,11 @@ class Measured:
             ),
             clause(
                 f"The problem is not eliminated: {best} ends at lag {lag[best]}. Attention, whose gradient falls as the"
-                f" length to the power {power(back, self.before[ATTENTION]):.2f} and not exponentially, learns lag"
+                f" length to the power {falls:.2f} and not exponentially, learns lag"
                 f" {last} in {steps[1]:g} steps, and lag {first} in {steps[0]:g}.",
                 Check("attention: longest lag learned", lag[ATTENTION], least=last),
                 Check("longest lag learned, the best gated network", lag[best], most=last / 2),
-                Check(
-                    "attention, untrained: the gradient falls as the length to the power",
-                    power(back, self.before[ATTENTION]),
-                    -1.3,
-                    -0.7,
-                ),
+                Check("attention, untrained: the gradient falls as the length to the power", falls, -1.3, -0.7),
                 instead="Gated networks were not behind attention",
             ),
             clause(

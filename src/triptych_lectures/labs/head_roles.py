@@ -75,7 +75,8 @@ class ReadText:
             raise InputError(f"size {name}: no comma, semicolon or full stop is a token with text after it; add one")
         self.ideals = _ideals(marks)
         self.start = int(marks.nonzero()[0]) + 1  # the first query that has a mark to read
-        self.patterns = _patterns(model, ids)
+        trace = model.trace([ids], read=["blocks.*.attn.pattern"])
+        self.patterns = torch.stack([trace[site][0] for site in trace]).float()
 
     def scores(self, role: str) -> Tensor:
         """`[L, H]`: the weight of each head on the keys of a role."""
@@ -161,12 +162,6 @@ def _tables(roles: Mapping[str, Role], unread: BestHead) -> tuple[TableSection, 
         TableSection("The best head of each role", header, rows),
         TableSection("The head that no simple pattern describes", distance, [far]),
     )
-
-
-def _patterns(model: Model, ids: list[int]) -> Tensor:
-    """`[L, H, T, T]`"""
-    trace = model.trace([ids], read=["blocks.*.attn.pattern"])
-    return torch.stack([trace[site][0] for site in trace]).float()
 
 
 def _ideals(marks: Tensor) -> dict[str, Tensor]:

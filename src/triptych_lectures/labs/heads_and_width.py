@@ -40,11 +40,11 @@ FOUR: Ints = (1, 2, 3, 4)  # places back that four heads can read, each one
 
 
 def read_places(
-    task: GeneratedTask, *, heads: int, width: int, length: int, budget: TrainingBudget, tested: int, seed: int
+    sizes: HeadsVsWidthLab | TrainedHeadsLab, heads: int, task: GeneratedTask, width: int, rate: float, seed: int
 ) -> TrainedHead:
     """One layer of attention with so many heads, without an MLP, after training on `task`."""
-    module = with_positions([block(width, heads, hidden=None)], task.classes, length, seed)
-    return trained_head(module, task, budget, tested, seed)
+    module = with_positions([block(width, heads, hidden=None)], task.classes, sizes.length, seed)
+    return trained_head(module, task, TrainingBudget(sizes.steps, sizes.rows, rate, shape="linear"), sizes.tested, seed)
 
 
 class HeadsVsWidthLab(Lab):
@@ -133,9 +133,7 @@ class HeadsVsWidthLab(Lab):
 
     def _read_places(self, heads: int, task: GeneratedTask, seed: int) -> float:
         """Share of held-out answers right."""
-        budget = TrainingBudget(self.steps, self.rows, 1e-2, shape="linear")
-        how = {"width": self.narrow, "length": self.length, "tested": self.tested}
-        return read_places(task, heads=heads, budget=budget, seed=seed, **how).right
+        return read_places(self, heads, task, self.narrow, 1e-2, seed).right
 
 
 Costs = tuple[int, int, int]  # parameters, matmul FLOPs, score elements
@@ -205,7 +203,7 @@ class TrainedHeadsLab(Lab):
 
     def _conclusion(self, layers: Layers, shuffled: TrainedHead) -> Conclusion:
         fewest, most, places = self.heads[0], self.heads[-1], len(self.several)
-        enough = self.enough
+        enough, chance = self.enough, 1 / self.symbols + 0.1
         right = {heads: fmean(own.right for own in layers[SEVERAL, heads]) for heads in self.heads}
         rising = [_more(layers, b, a) for a, b in pairwise(self.heads) if b <= enough] or [[0.0]]
         at_one = [layers[ONE, heads][0].right for heads in self.heads]
@@ -229,11 +227,7 @@ class TrainedHeadsLab(Lab):
                 f" on shuffled answers, {shuffled.right:.0%} are right, by chance.",
                 Check(f"{one}, the least", min(at_one), least=0.9),
                 Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
-                Check(
-                    "control: right of one place, trained on shuffled answers",
-                    shuffled.right,
-                    most=1 / self.symbols + 0.1,
-                ),
+                Check("control: right of one place, trained on shuffled answers", shuffled.right, most=chance),
                 instead="The number of heads mattered at one place too, or the task can be answered without reading",
             ),
         ]
@@ -264,9 +258,7 @@ class TrainedHeadsLab(Lab):
         )
 
     def _trained(self, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:
-        budget = TrainingBudget(self.steps, self.rows, self.rate, shape="linear")
-        how = {"width": self.width, "length": self.length, "tested": self.tested}
-        return read_places(task, heads=heads, budget=budget, seed=seed, **how)
+        return read_places(self, heads, task, self.width, self.rate, seed)
 
     def _sections(self, layers: Layers) -> tuple[TableSection, Curve]:
         rows = []

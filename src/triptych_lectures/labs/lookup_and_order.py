@@ -70,12 +70,13 @@ class SoftVsHardLab(Lab):
     def _conclusion(
         self, book: _Dictionary, rows: Sequence[tuple[float, float, float, float]], remaining: Mapping[float, float]
     ) -> Conclusion:
+        from_mean = (book.ask(book.questions, 0.0) - book.values.mean(0)).abs().max().item()
         return (
             clause(
                 f"Every entry answers, in proportion to exp(β q·k): at β 0 with the mean of all values, at β"
                 f" {self.hard:g} with what a dictionary returns; in between the error stays below a bound that falls"
                 " exponentially.",
-                Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
+                Check("at β 0, distance from the mean of all values", from_mean, most=1e-12),
                 Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
                 Check(
                     "largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1
@@ -146,9 +147,6 @@ class _Dictionary:
         ahead, behind = (self.ask(self.questions + sign * step * along, self.sizes.soft)[:, 0] for sign in (1, -1))
         return (((ahead - behind) / (2 * step) - slope @ along).abs().max() / slope.abs().max()).item()
 
-    def from_mean(self) -> float:
-        return (self.ask(self.questions, 0.0) - self.values.mean(0)).abs().max().item()
-
     def learn(self, beta: float) -> list[float]:
         """Squared distance from one entry's value while a question is moved down its gradient, step by step."""
         question, losses = self.start[None].clone().requires_grad_(), []
@@ -218,6 +216,7 @@ class PermutationLab(Lab):
     ) -> Conclusion:
         moved = self._moved(self._model(None, None, full(), seed), seed)
         set_, others = (NONE, "bidirectional"), [key for key in errors if key[0] != NONE]
+        error, apart = min(errors[key][-1] for key in others), min(twins[key] for key in others)
         return (
             clause(
                 "Without positions and without a mask a transformer reads a set: shuffled tokens give the same vectors,"
@@ -236,16 +235,8 @@ class PermutationLab(Lab):
             ),
             clause(
                 f"So does each of {', '.join(dict.fromkeys(name for name, _ in others))}, with either mask.",
-                Check(
-                    "the smallest error with a position part, either mask",
-                    min(errors[key][-1] for key in others),
-                    least=0.02,
-                ),
-                Check(
-                    "the smallest distance between two equal tokens with a position part",
-                    min(twins[key] for key in others),
-                    least=0.01,
-                ),
+                Check("the smallest error with a position part, either mask", error, least=0.02),
+                Check("the smallest distance between two equal tokens with a position part", apart, least=0.01),
                 instead="A position part leaves the order unseen",
             ),
         )

@@ -106,6 +106,7 @@ class NotExplanationLab(Lab):
         needed = float(hidden.gather(1, deciding[:, None]).mean())
         most = apart_in(answers, other.patterns, alone.index(max(alone)))
         by_attention, by_other = named["attention"], named["attention of the alternative"]
+        ratio = mixed.attention / other.attention
         conclusion = (
             clause(
                 f"A classifier of {self.layers} layers answers which value the kind that is asked for has, {share:.0%}"
@@ -124,11 +125,7 @@ class NotExplanationLab(Lab):
             clause(
                 f"Control: weights shuffled by {mixed.attention:.2f} of 1 change the answers by {mixed.output:.2f};"
                 f" from shuffled labels a classifier learns {max(0.0, control.learned):.0%} of what can be learned.",
-                Check(
-                    "control: distance of the shuffled patterns over that of the alternative",
-                    mixed.attention / other.attention,
-                    most=1.05,
-                ),
+                Check("control: distance of the shuffled patterns over that of the alternative", ratio, most=1.05),
                 Check("control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
                 Check("control: learned from shuffled labels", control.learned, most=0.1),
                 instead="Any patterns give this output, or any labels can be learned",
@@ -182,7 +179,7 @@ class NotExplanationLab(Lab):
         tokens = [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
         weights = last.patterns[0, :, :, 0].mean((0, 1)).tolist()
         drop, read = max(hidden), weights.index(max(weights))  # the largest change, and the token that is read most
-        needed = hidden.index(drop)
+        needed, over_read = hidden.index(drop), drop / (hidden[read] or math.nan)
         where = f"in the {len(apart)} layers where a shuffle alone moves the output most"
         conclusion = (
             clause(
@@ -206,11 +203,7 @@ class NotExplanationLab(Lab):
                 f" it changes the output by {hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding"
                 f" it changes the output by {drop:.2f}.",
                 Check("decoder: output change when the token that matters most is hidden", drop, least=0.3),
-                Check(
-                    "decoder: that over the change when the most attended one is",
-                    drop / (hidden[read] or math.nan),
-                    least=3.0,
-                ),
+                Check("decoder: that over the change when the most attended one is", over_read, least=3.0),
                 instead="The token with the most attention is among those that matter most",
             ),
         )

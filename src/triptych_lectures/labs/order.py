@@ -4,7 +4,6 @@ Lectures L0, L1 and L2; Haviv et al. 2022, "Transformer Language Models without 
 Positional Information".
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
@@ -170,7 +169,7 @@ class OrderLab(Lab):
             TableSection(
                 "R² of a linear fit of the place",
                 header,
-                [padded(name, line, len(header)) for name, line in reads.items()],
+                [[name, *line, *[""] * (len(header) - 1 - len(line))] for name, line in reads.items()],
             ),
             training_curve("In training", "nats an answer", shown),
         )
@@ -205,8 +204,3 @@ class OrderLab(Lab):
 
 def near_counts(case: OrderCase, difference: float) -> Check:
     return Check(f"{case.name}: right, less the best guess from counts", difference, -NEAR, NEAR)
-
-
-def padded(name: str, cells: Sequence[str], width: int) -> list[str]:
-    """A row of a table whose last cells may be missing."""
-    return [name, *cells, *[""] * (width - 1 - len(cells))]

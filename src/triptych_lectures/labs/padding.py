@@ -60,6 +60,7 @@ class PaddingLab(Lab):
         setup.progress("shuffled answers")
         _, shuffled = self._train(ShuffledTask(task), setup.seed)
         (never, trained), least, most = answers.values(), f"padded to {self.padded[0]}", f"padded to {self.padded[-1]}"
+        lost, moved = never["alone"].right - never[most].right, trained[most].moved
         hidden = [one.moved for of in answers.values() for padding, one in of.items() if padding.endswith("masked")]
         conclusion = (
             clause(
@@ -67,23 +68,15 @@ class PaddingLab(Lab):
                 f" padding is right on {never['alone'].right:.0%} of rows alone, and on {never[most].right:.0%} of the"
                 f" same rows {most} symbols and not masked.",
                 Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
-                Check(
-                    f"trained without padding, {most} and not masked: right less",
-                    never["alone"].right - never[most].right,
-                    least=0.25,
-                ),
+                Check(f"trained without padding, {most} and not masked: right less", lost, least=0.25),
                 instead="The model did not learn, or padding did not change its answers",
             ),
             clause(
                 "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
                 f" {least} it is right on {trained[least].right:.0%}. Its answers still depend on how much there is: on"
-                f" rows {most} a log-probability moves by up to {trained[most].moved:.1f} nats.",
+                f" rows {most} a log-probability moves by up to {moved:.1f} nats.",
                 Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75),
-                Check(
-                    f"trained with padding, {most}: largest change of a log-probability, nats",
-                    trained[most].moved,
-                    least=1.0,
-                ),
+                Check(f"trained with padding, {most}: largest change of a log-probability, nats", moved, least=1.0),
                 instead="Training beside unmasked padding went otherwise",
             ),
             clause(

@@ -49,7 +49,7 @@ class PagedCacheLab(Lab):
         _, distinct, slots, places = reused.fullest
         texts = [[row.new for row in written.rows] for written in (plain, reused)]
         inside = self.shared % self.page  # the page in which rows part is shared, and not full
-        own = self.shared + self.rows * self.own
+        own, spare = self.shared + self.rows * self.own, 2 * self.rows * self.page
         conclusion = (
             clause(
                 f"The keys and values of a common beginning are computed once and taken over: {reused.computed:,}"
@@ -79,8 +79,8 @@ class PagedCacheLab(Lab):
                 " that are not shared: less than two pages a row are partly empty.",
                 Check(
                     "places of pages over tokens that differ, and two pages a row",
-                    places / (distinct + 2 * self.rows * self.page),
-                    1.0 / (1 + 2 * self.rows * self.page / distinct),
+                    places / (distinct + spare),
+                    1.0 / (1 + spare / distinct),
                     1.0,
                 ),
                 Check("places of slots over places of pages", slots / places, least=1.5),

@@ -42,6 +42,7 @@ class ParametersLab(Lab):
         loaded = {tensor: tuple(p.shape) for tensor, p in model.module.named_parameters()}
         mlp, norms = qwen.parameters["mlp"], qwen.parameters["norms"]
         gap = mlp - exercise.parameters["mlp"]
+        attention = qwen.parameters["attention"] / exercise.parameters["attention"]
         conclusion = (
             clause(
                 "A config of a dozen numbers fixes every tensor: predicted from them alone, with q H·K wide and k and"
@@ -73,12 +74,7 @@ class ParametersLab(Lab):
                     most=0,
                 ),
                 Check("the gap less MLPs and norms", abs(PUBLISHED - EXERCISE_TOTAL - gap - norms), most=0),
-                Check(
-                    "parameters of attention, Qwen3-4B over the exercise's",
-                    qwen.parameters["attention"] / exercise.parameters["attention"],
-                    1.0,
-                    1.0,
-                ),
+                Check("parameters of attention, Qwen3-4B over the exercise's", attention, 1.0, 1.0),
                 instead="The gap is another one",
             ),
         )

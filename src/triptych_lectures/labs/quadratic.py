@@ -125,19 +125,14 @@ class QuadraticLab(Lab):
         )
 
     def _layer_clause(self, layer: Measured) -> Clause:
-        short, last = self.short, self.lengths[-1]
+        short, last, grows = self.short, self.lengths[-1], _power(layer[WHOLE], self.short)
         counted = self._counted(last) * self.layer / (self.heads * self.width)
         return clause(
             "In a whole layer the products with weights, linear in T, hide the square while T is small: from"
-            f" {short[0]} to {short[1]} tokens its FLOPs grow as T to the power {_power(layer[WHOLE], short):.2f}.",
+            f" {short[0]} to {short[1]} tokens its FLOPs grow as T to the power {grows:.2f}.",
             self._grow("FLOPs", f"the layer, {WEIGHTS}", {f"the layer, {WEIGHTS}": layer[WEIGHTS]}, LINEAR),
             self._grow("FLOPs", f"the layer, {PAIRS}", {f"the layer, {PAIRS}": layer[PAIRS]}, SQUARE),
-            Check(
-                f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
-                _power(layer[WHOLE], short),
-                0.9,
-                1.5,
-            ),
+            Check(f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power", grows, 0.9, 1.5),
             Check(f"the layer, {PAIRS} at T {last:,}: run over `count`'s", layer[PAIRS][last] / counted, 1.0, 1.0),
             instead="The layer does not cost this",
         )

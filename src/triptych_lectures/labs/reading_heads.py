@@ -14,7 +14,7 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
 from .generated_tasks import (
     GeneratedTask,
@@ -26,6 +26,7 @@ from .generated_tasks import (
     held_out_rows,
     multiply_queries_and_keys,
     trained_head,
+    training_curve,
 )
 from .lab import Check, Clause, Ints, Lab, LabResult, Setup, clause, size
 
@@ -90,11 +91,6 @@ class ReadingLab(Lab):
         chance = f"{1 / self.symbols:.0%} are right by chance"
         return TableSection(f"One head after {self.steps} steps; {chance}", header, rows)
 
-    def training_curve(self, title: str, unit: str, heads: Mapping[str, TrainedHead]) -> Curve:
-        """The losses of some heads over their training, and that of a guess."""
-        lines = {name: head.run.losses for name, head in heads.items()}
-        return Curve(title, "step", unit, lines, {"guess": math.log(self.task.classes)})
-
 
 SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
 
@@ -115,6 +111,7 @@ class TrainedScaleLab(ReadingLab):
         heads = self.swept(setup, {case: self.head(*case, setup.seed) for case in cases})
         right = {case: head.right for case, head in heads.items()}
         worst = min(right[SCALED, d] for d in self.widths)
+        lost = {d: right[SCALED, d] - right[PLAIN, d] for d in self.widths}
         conclusion = (
             clause(
                 f"With 1/√d the head learns to read the symbol {self.back} places back at every d: {worst:.0%} of the"
@@ -126,17 +123,8 @@ class TrainedScaleLab(ReadingLab):
                 "Without it the scores of a new head have a standard deviation of about √d. At"
                 f" d {narrow} it learns all the same ({right[PLAIN, narrow]:.0%}), at d {wide} not within"
                 f" {self.steps} steps ({right[PLAIN, wide]:.0%}).",
-                Check(
-                    f"d {wide}: answers right with 1/√d, less without",
-                    right[SCALED, wide] - right[PLAIN, wide],
-                    least=0.25,
-                ),
-                Check(
-                    f"control: d {narrow}: answers right with 1/√d, less without",
-                    right[SCALED, narrow] - right[PLAIN, narrow],
-                    -0.1,
-                    0.1,
-                ),
+                Check(f"d {wide}: answers right with 1/√d, less without", lost[wide], least=0.25),
+                Check(f"control: d {narrow}: answers right with 1/√d, less without", lost[narrow], -0.1, 0.1),
                 instead="The division did not decide at large d alone",
             ),
             clause(
@@ -153,8 +141,8 @@ class TrainedScaleLab(ReadingLab):
             ),
             self.control(setup, self.head(SCALED, narrow, setup.seed)),
         )
-        at_most = {name: heads[name, wide] for name in (SCALED, PLAIN, SMALLER)}
-        sections = self.table(heads), self.training_curve(f"d {wide} in training", "nats a symbol", at_most)
+        at_most = {name: heads[name, wide].run for name in (SCALED, PLAIN, SMALLER)}
+        sections = self.table(heads), training_curve(f"d {wide} in training", "nats a symbol", at_most)
         return self.result(conclusion, sections)
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
@@ -191,6 +179,7 @@ class TrainedScoresLab(ReadingLab):
         right = {case: head.right for case, head in heads.items()}
         apart = max((right[ADDITIVE, d] - right[DIVIDED, d] for d in self.widths), key=abs)
         worst = min(right[ADDITIVE, d] for d in self.widths)
+        ahead = {d: right[ADDITIVE, d] - right[UNDIVIDED, d] for d in self.widths}
         conclusion = (
             clause(
                 f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs"
@@ -198,7 +187,7 @@ class TrainedScoresLab(ReadingLab):
                 Check("additive: answers right, the worst over all d", worst, least=0.75),
                 Check(
                     f"control: d {narrow}: answers right, additive less dot product without scale",
-                    right[ADDITIVE, narrow] - right[UNDIVIDED, narrow],
+                    ahead[narrow],
                     -0.1,
                     0.1,
                 ),
@@ -209,8 +198,8 @@ class TrainedScoresLab(ReadingLab):
                 f" {right[ADDITIVE, wide]:.0%} with the additive score, whose hidden units are bounded.",
                 Check(
                     f"d {wide}: answers right with the additive score, less with the dot product without scale",
-                    right[ADDITIVE, wide] - right[UNDIVIDED, wide],
-                    least=0.25,
+                    ahead[wide],
+                    0.25,
                 ),
                 instead="The additive score was not ahead of the dot product without scale",
             ),
@@ -222,8 +211,8 @@ class TrainedScoresLab(ReadingLab):
             ),
             self.control(setup, self.head(ADDITIVE, narrow, setup.seed)),
         )
-        at_most = {name: heads[name, wide] for name in SCORES}
-        sections = self.table(heads), self.training_curve(f"In training, d {wide}", "nats a token", at_most)
+        at_most = {name: heads[name, wide].run for name in SCORES}
+        sections = self.table(heads), training_curve(f"In training, d {wide}", "nats a token", at_most)
         return self.result(conclusion, sections)
 
     def scorer(self, name: str, d: int) -> AttentionSpec:
@@ -289,10 +278,10 @@ class CosineScoresLab(ReadingLab):
             for case, head in heads.items()
         ]
         header = ("score", "weights", "right", "nats at the end", "largest score / √d before", "after")
-        by_name = {f"{name}, weights {begin}": head for (name, begin), head in heads.items()}
+        by_name = {f"{name}, weights {begin}": head.run for (name, begin), head in heads.items()}
         sections = (
             TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows),
-            self.training_curve("In training", "nats a token", by_name),
+            training_curve("In training", "nats a token", by_name),
         )
         return self.result(conclusion, sections)
 

@@ -161,7 +161,7 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
     previous = deep.of_best(deep.previous, 0)
     rise, fall = _steepest(score), _steepest(deep.saved)
     of_table = _steepest([-nats for nats in deep.first])
-    at = deep.steps
+    at, ratio = deep.steps, previous[-1] / before_in_shallow
     return (
         clause(
             "Then a head of the second layer begins to look for what followed a token before, and the loss of what is"
@@ -191,11 +191,7 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
                 (_steepest(previous) - rise) / LOOKS,
                 most=APART,
             ),
-            Check(
-                "previous-token score in the first of two layers, over that of one layer",
-                previous[-1] / before_in_shallow,
-                least=2.0,
-            ),
+            Check("previous-token score in the first of two layers, over that of one layer", ratio, least=2.0),
             instead="No head of the first layer came to read the token before in time",
         ),
     )

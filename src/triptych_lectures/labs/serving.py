@@ -65,15 +65,12 @@ class SpeculationLab(Lab):
         drafts = [runs[name] for name in ways]
         ideal = -(-(self.new - 1) // (self.tokens + 1)) + 1
         ours, worst, wrong = drafts[0], drafts[-1], runs[WRONG]
+        changed = sum(different(one, plain) for one in runs.values())
         conclusion = (
             clause(
                 "A guess counts only where it is the token that the decoder's own logits and the random number of its"
                 f" place choose. So no guess changes a token of the {self.rows} texts, greedy or sampled.",
-                Check(
-                    "tokens that differ from those without guesses",
-                    sum(different(one, plain) for one in runs.values()),
-                    most=0,
-                ),
+                Check("tokens that differ from those without guesses", changed, most=0),
                 Check(f"guesses accepted, {WRONG}", wrong.accepted, most=0),
                 instead="Guesses change the texts",
             ),
@@ -236,18 +233,15 @@ class LinearStateLab(Lab):
         first, last = self.lengths[0], self.lengths[-1]
         linear, softmax = points[LINEAR], points[SOFTMAX]
         counted = count(self.specs()[LINEAR]).cache_bytes(last, dtype="fp32")
-        grown = linear[last].flops / linear[first].flops
+        grown, more = (of[last].flops / of[first].flops for of in (linear, softmax))
+        kept = linear[last].nbytes / linear[first].nbytes
+        grows = power(self.lengths, [of.nbytes for of in softmax.values()])
         conclusion = (
             clause(
                 "A weight of linear attention is a product of features, so sums over all tokens so far are all that"
                 f" the next one needs: {linear[last].nbytes:,} bytes a row after {first:,} tokens as after {last:,},"
                 " and as many FLOPs for one more token.",
-                Check(
-                    f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}",
-                    linear[last].nbytes / linear[first].nbytes,
-                    1.0,
-                    1.0,
-                ),
+                Check(f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}", kept, 1.0, 1.0),
                 Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
                 Check(f"{LINEAR}: FLOPs that one more token runs, last over first", grown, 1.0, 1.0),
                 instead="The state of linear attention is not constant",
@@ -255,17 +249,8 @@ class LinearStateLab(Lab):
             clause(
                 f"Control: softmax attention needs each key for itself, and its cache grows with the text, to"
                 f" {softmax[last].nbytes:,} bytes, and so does the work of one more token.",
-                Check(
-                    f"{SOFTMAX}: bytes of a row grow as T to the power",
-                    power(self.lengths, [of.nbytes for of in softmax.values()]),
-                    0.95,
-                    1.05,
-                ),
-                Check(
-                    f"{SOFTMAX}: FLOPs that one more token runs, last over first",
-                    softmax[last].flops / softmax[first].flops,
-                    least=1.1,
-                ),
+                Check(f"{SOFTMAX}: bytes of a row grow as T to the power", grows, 0.95, 1.05),
+                Check(f"{SOFTMAX}: FLOPs that one more token runs, last over first", more, least=1.1),
                 instead="The cache of softmax attention does not grow as it should",
             ),
             clause(

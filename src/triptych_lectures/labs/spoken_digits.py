@@ -71,6 +71,7 @@ class SpokenDigitsLab(Lab):
         right, known, shuffled = trained.right(tested), trained.right(chosen), control.right(tested)
         aligned = trained.aligned(chosen, tested)
         blind = best_constant([one.text for one in tested])
+        more, above = aligned.own - aligned.other, shuffled - blind
         own = [_last(losses[: self.control]), _last(control_losses)]  # after as many steps
         conclusion = (
             clause(
@@ -83,22 +84,14 @@ class SpokenDigitsLab(Lab):
                 "Cross-attention finds the word in the sound, though no training record says when a word is spoken: the"
                 f" strongest weight is on the word that is written in {aligned.own:.0%} of the cases, on another of the"
                 f" recording in {aligned.other:.0%}.",
-                Check(
-                    "strongest attention on the word it writes, less on another one",
-                    aligned.own - aligned.other,
-                    least=0.5,
-                ),
+                Check("strongest attention on the word it writes, less on another one", more, least=0.5),
                 instead="Cross-attention is not on the word that is written",
             ),
             clause(
                 f"Control: with transcripts of other sounds, {shuffled:.0%} of the words are right; the best constant"
                 f" text has {blind:.0%}. After {self.control:,} steps its loss is {own[1]:.2f} nats a token, that of"
                 f" the true transcripts {own[0]:.2f}.",
-                Check(
-                    "the same trained on shuffled transcripts, above the best constant text",
-                    shuffled - blind,
-                    most=SPARE,
-                ),
+                Check("the same trained on shuffled transcripts, above the best constant text", above, most=SPARE),
                 Check("loss after as many steps: true transcripts, over shuffled ones", own[0] / own[1], most=0.9),
                 instead="Shuffled transcripts teach as much",
             ),

@@ -208,6 +208,7 @@ class RecurrenceLab(TranslationSizes):
         lost, lost_by_attention = (judged.by_length[-1] - judged.by_length[0] for judged in (fixed, attention))
         level, costs = _costs(comparison)
         waits, fewer = costs[ATTENTION].operations, costs[TRANSFORMER].operations
+        over = "wrong tokens, over those of word by word"
         longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
         conclusion = (
             clause(
@@ -215,9 +216,7 @@ class RecurrenceLab(TranslationSizes):
                 f" the tokens wrong, the one with attention {attention.by_length[-1]:.0%}. Word by word, which does not"
                 f" read the sentence, gets {by_words.wrong:.0%} of all tokens wrong.",
                 Check("word by word: wrong tokens", by_words.wrong, least=0.5),
-                Check(
-                    f"{ATTENTION}: wrong tokens, over those of word by word", attention.wrong / by_words.wrong, most=0.5
-                ),
+                Check(f"{ATTENTION}: {over}", attention.wrong / by_words.wrong, most=0.5),
                 Check(
                     "longest quarter: wrong tokens of the fixed vector, over those of attention",
                     fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
@@ -235,11 +234,7 @@ class RecurrenceLab(TranslationSizes):
             clause(
                 f"Each cell waits for the one before. To the loss that both with attention reach, {level:.2f} nats a"
                 f" token, recurrence took {waits:,.0f} operations one after another, and the transformer {fewer:,.0f}.",
-                Check(
-                    f"{TRANSFORMER}: wrong tokens, over those of word by word",
-                    transformer.wrong / by_words.wrong,
-                    most=0.5,
-                ),
+                Check(f"{TRANSFORMER}: {over}", transformer.wrong / by_words.wrong, most=0.5),
                 Check(
                     "operations one after another, those of recurrence over the transformer's", waits / fewer, least=2.0
                 ),

@@ -55,18 +55,14 @@ class ScalingLab(Lab):
         )
         last, most = self.widths[-1], math.log(self.tokens)
         undivided, divided = plain[-1], scaled[-1]
+        furthest = max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1))
         share = f"share of queries with a gradient below {self.small:g} at d {last}"
         ratio = f"gradient at a query, d {last}, without scale over with 1/√d"
         conclusion = (
             clause(
                 "q·k is a sum of d products of variance 1, and its variance is d.",
                 Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
-                Check(
-                    "variance of q·k over d, the furthest from 1",
-                    max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1)),
-                    0.8,
-                    1.2,
-                ),
+                Check("variance of q·k over d, the furthest from 1", furthest, 0.8, 1.2),
                 instead="The variance is not d",
             ),
             clause(
@@ -167,7 +163,7 @@ class AdditiveVsDotLab(Lab):
         limit, reached = self._sharpest(setup.seed)
         plain, added = self._parameters()
         last, before = self.scales[-1], self.scales[-2]
-        memory = nbytes[ADDITIVE][-1] / nbytes[DOT][-1]
+        memory, even = nbytes[ADDITIVE][-1] / nbytes[DOT][-1], bahdanau[-2] / math.log(self.tokens)
         conclusion = (
             clause(
                 f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
@@ -193,11 +189,7 @@ class AdditiveVsDotLab(Lab):
                 Check(
                     f"entropy at size {last:g} over that at {before:g}, additive", bahdanau[-1] / bahdanau[-2], 0.9, 1.1
                 ),
-                Check(
-                    f"entropy at size {before:g}, additive, over that of even weights",
-                    bahdanau[-2] / math.log(self.tokens),
-                    least=0.5,
-                ),
+                Check(f"entropy at size {before:g}, additive, over that of even weights", even, least=0.5),
                 Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
                 instead="Saturation does not keep the entropy",
             ),
