@@ -35,8 +35,6 @@ EQUAL = 0.05  # shares of the way from a guess to the best loss that are nearer 
 
 
 class ActivationsLab(Lab):
-    """Each kind of MLP on the same tables, and on copying the token before; then shuffled answers."""
-
     name = "activations"
 
     symbols: int = size(16, "different symbols, two or more; the table has their number squared of entries", least=2)

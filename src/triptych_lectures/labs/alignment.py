@@ -28,9 +28,7 @@ LONGEST = 64  # letters of an old spelling
 class AlignmentLab(Lab):
     name = "alignment"
 
-    letters: str = size(
-        "abcdefghiklm", "letters of made-up words; two or more, all different", full="abcdefghiklmnoprstvy"
-    )
+    letters: str = size("abcdefghiklm", "letters of made-up words, two or more different", full="abcdefghiklmnoprstvy")
     shortest: int = size(3, "letters of the shortest made-up word", full=4)
     longest: int = size(6, "letters of the longest one, at most 31", full=9, most=31)
     doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1", full=0.4, most=1)

@@ -84,14 +84,10 @@ COLUMNS = tuple(product((PRE, POST), (WITHOUT, WITH)))
 class NormPlacementLab(StackLab):
     name = "norm-placement"
 
-    depths: Ints = size(
-        (4, 6), "layers of the stacks, in ascending order", ascending=True, full=(4, 6, 8, 10, 12, 16, 64, 128)
-    )
+    depths: Ints = size((4, 6), "layers of the stacks, ascending", ascending=True, full=(4, 6, 8, 10, 12, 16, 64, 128))
     moderate: int = size(6, "the one of these depths at which post-norm is trained from several initializations")
     draws: int = size(5, "how many initializations")
-    warmup: float = size(
-        0.5, "share of the steps over which the learning rate rises, where there is a warm-up; at most 1", most=1
-    )
+    warmup: float = size(0.5, "share of the steps in which the learning rate rises, with a warm-up; at most 1", most=1)
 
     def __post_init__(self) -> None:
         if self.moderate not in self.depths:
@@ -181,12 +177,8 @@ SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.
 class ResidualScalingLab(StackLab):
     name = "residual-scaling"
 
-    depths: Ints = size(
-        (2, 16), "layers of the trained stacks, in ascending order, at least two of them", values=2, ascending=True
-    )
-    untrained: Ints = size(
-        (4, 16, 64), "layers of the stacks whose stream is measured before training", values=2, ascending=True
-    )
+    depths: Ints = size((2, 16), "layers of the trained stacks, two or more, ascending", values=2, ascending=True)
+    untrained: Ints = size((4, 16, 64), "layers of the stacks measured before training", values=2, ascending=True)
     draws: int = size(2, "stacks drawn in each way, over which the mean is taken")
     steps: int = size(80, "training steps")
 

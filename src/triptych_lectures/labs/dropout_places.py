@@ -66,13 +66,9 @@ Stacks = dict[tuple[str, int], DroppedStack]
 
 
 class DropoutPlacesLab(Lab):
-    """Dropout of one rate at each place, at each depth; the same blocks without dropout; shuffled answers."""
-
     name = "dropout-places"
 
-    depths: Ints = size(
-        (2, 12), "layers of the stacks, in ascending order", values=2, ascending=True, full=(2, 6, 12, 24)
-    )
+    depths: Ints = size((2, 12), "layers of the stacks, ascending", values=2, ascending=True, full=(2, 6, 12, 24))
     dropped: float = size(0.1, "probability with which a number is dropped, below 1", most=0.99)
     width: int = size(32, f"width of the residual stream, a multiple of {HEADS}", multiple=HEADS)
     symbols: int = size(16, "different symbols, two or more", least=2)

@@ -154,16 +154,10 @@ def _measured(model: Model, tokens: int) -> Costs:
 
 
 class TrainedHeadsLab(Lab):
-    """Each number of heads on each task, on several places from several initializations; then shuffled answers."""
-
     name = "trained-heads"
 
     heads: Ints = size(
-        (1, 4, 16),
-        "heads, in ascending order, each a divisor of width",
-        values=2,
-        ascending=True,
-        full=(1, 2, 4, 8, 16),
+        (1, 4, 16), "heads, ascending, each a divisor of width", values=2, ascending=True, full=(1, 2, 4, 8, 16)
     )
     width: int = size(32, "width of the residual stream, which the heads share", multiple="heads")
     one: Ints = size((3,), "places back that the first task reads")

@@ -22,8 +22,6 @@ from .small_models import attention_layers, curve, examples, halves
 
 
 class InContextLab(Lab):
-    """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
-
     name = "in-context"
 
     symbols: int = size(5, "different inputs, and as many different answers, two or more", least=2)

@@ -25,8 +25,6 @@ from .small_models import curve
 
 
 class KvCacheLab(Lab):
-    """The same tokens with a cache and by computing everything again; FLOPs, reads and bytes over the length."""
-
     name = "kv-cache"
     seeds = 1
 

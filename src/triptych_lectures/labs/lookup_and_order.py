@@ -27,8 +27,6 @@ from .small_models import block, curve, decoder
 
 
 class SoftVsHardLab(Lab):
-    """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
-
     name = "soft-vs-hard"
 
     entries: int = size(16, "entries of the dictionary, two or more", least=2)
@@ -163,8 +161,6 @@ MASKS = {"bidirectional": full(), "causal": causal()}
 
 
 class PermutationLab(Lab):
-    """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
-
     name = "permutation"
 
     width: int = size(48, "model width D, a multiple of 2 x heads")

@@ -25,9 +25,7 @@ class MaskLeakLab(Lab):
     length: int = size(64, "characters of a row, at most 256", most=256)
     held_out: int = size(4096, "characters of held-out text", full=16_384)
     written: int = size(160, "characters that each model writes")
-    prompt: str = size(
-        "", f"text that each continues; empty: the first {OPENING} characters that were held out", blank=True
-    )
+    prompt: str = size("", f"text that each continues; empty: the first {OPENING} held-out characters", blank=True)
 
     def run(self, setup: Setup) -> LabResult:
         setup.progress("reading the text")

@@ -38,9 +38,7 @@ MISTAKES = (AFTER, FORGOTTEN, AXIS, HEADS)
 class MistakesLab(Lab):
     name = "mistakes"
 
-    tokens: int = size(
-        8, "tokens of the attention on random numbers, a multiple of the heads", multiple="heads", least=4
-    )
+    tokens: int = size(8, "tokens of attention on random numbers, a multiple of the heads", multiple="heads", least=4)
     heads: int = size(4, "heads of each layer, two or more", least=2)
     width: int = size(32, "model width D, a multiple of the heads", multiple="heads")
     layers: int = size(2, "layers of the decoders")

@@ -34,8 +34,6 @@ TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et a
 
 
 class NotExplanationLab(Lab):
-    """The attention of all layers: replaced by an optimized alternative, shuffled, cut token by token."""
-
     name = "not-explanation"
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")

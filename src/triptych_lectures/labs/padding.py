@@ -26,16 +26,12 @@ MASKED, UNMASKED = "without padding", "with padding, unmasked"
 
 
 class PaddingLab(Lab):
-    """Trained on rows alone and on rows padded in silence; both answer rows alone, padded, and padded with a mask."""
-
     name = "padding"
 
     symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
     shortest: int = size(5, "fewest symbols of a row")
     longest: int = size(20, "most symbols of a row, two or more, to which rows are padded in training", least=2)
-    padded: Ints = size(
-        (20, 40, 80, 160), "lengths to which rows are padded in tests, in ascending order", ascending=True
-    )
+    padded: Ints = size((20, 40, 80, 160), "lengths to which rows are padded in tests, ascending", ascending=True)
     width: int = size(32, f"width of the residual stream, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(2, "blocks of the encoder")
     steps: int = size(250, "training steps")

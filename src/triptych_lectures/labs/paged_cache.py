@@ -26,8 +26,6 @@ VOCAB, WIDTH, HEADS = 53, 32, 4
 
 
 class PagedCacheLab(Lab):
-    """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
-
     name = "paged-cache"
 
     rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2, full=16)

@@ -27,8 +27,6 @@ EXERCISE_TOTAL = 3_243_704_320
 
 
 class ParametersLab(Lab):
-    """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
-
     name = "parameters"
     seeds = 1
 

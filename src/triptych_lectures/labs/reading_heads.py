@@ -96,13 +96,9 @@ SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
 
 
 class TrainedScaleLab(ReadingLab):
-    """One head for each d with and without the scale, and at the largest d with smaller weights; shuffled answers."""
-
     name = "trained-scale"
 
-    widths: Ints = size(
-        (4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order", values=2, ascending=True
-    )
+    widths: Ints = size((4, 64, 1024), "d, widths of the head's queries and keys, ascending", values=2, ascending=True)
     length: int = size(32, "symbols of a row, more than `back`", least=2)
 
     def run(self, setup: Setup) -> LabResult:
@@ -163,11 +159,7 @@ class TrainedScoresLab(ReadingLab):
     name = "trained-scores"
 
     widths: Ints = size(
-        (16, 1024),
-        "d, the widths of queries and keys, in ascending order",
-        values=2,
-        ascending=True,
-        full=(16, 512, 2048),
+        (16, 1024), "d, widths of queries and keys, ascending", values=2, ascending=True, full=(16, 512, 2048)
     )
     steps: int = size(150, "training steps", full=200)
     tested: int = size(64, "rows that the share of right answers is taken from", full=200)

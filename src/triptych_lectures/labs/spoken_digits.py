@@ -35,8 +35,6 @@ MARGIN = 0.04  # seconds before and behind a word that count as it: two position
 
 
 class SpokenDigitsLab(Lab):
-    """Train on the voices of `HEARD`, transcribe those of `UNHEARD`; beside it the same with shuffled transcripts."""
-
     name = "spoken-digits"
 
     steps: int = size(240, "training steps", full=1000)
@@ -45,9 +43,7 @@ class SpokenDigitsLab(Lab):
     width: int = size(64, "width of the model", full=96)
     mels: int = size(32, "mel bands of a frame", full=40)
     seconds: float = size(1.6, "seconds of sound that the model reads at once", full=4.8)
-    silence: float = size(
-        1.6, "seconds of silence behind a sound, at most to the end of what is read at once", full=0.2
-    )
+    silence: float = size(1.6, "seconds of silence behind a sound, at most to the end of what is read", full=0.2)
     least: int = size(1, "fewest words of a recording", full=3)
     most: int = size(2, "most words of a recording", full=7)
     digits: int = size(5, "different words, from zero on", full=10)

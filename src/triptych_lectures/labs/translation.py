@@ -191,8 +191,6 @@ RECURRENCE: dict[str, Builder] = {FIXED: fixed_vector, ATTENTION: bahdanau, TRAN
 
 
 class RecurrenceLab(TranslationSizes):
-    """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
-
     name = "recurrence"
 
     steps: int = size(320, "training steps of each model", full=800)

@@ -30,9 +30,7 @@ from .small_models import curve, power
 class ScalingLab(Lab):
     name = "scaling"
 
-    widths: Ints = size(
-        (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", values=2, ascending=True
-    )
+    widths: Ints = size((4, 8, 16, 32, 64, 128, 512, 2048), "d of queries and keys, ascending", values=2, ascending=True)
     tokens: int = size(64, "queries, and keys, of a row; two or more", least=2)
     rows: int = size(8, "rows of each width")
     small: float = size(0.01, "norm below which a gradient counts as none")
@@ -135,8 +133,6 @@ def _entropy(pattern: Tensor) -> float:
 
 
 class AdditiveVsDotLab(Lab):
-    """Both scores on the same tensors: memory and time over T, sharpness over the size of the input, parameters."""
-
     name = "additive-vs-dot"
 
     width: int = size(64, "width of queries, keys and values, equal to hidden")
