@@ -5,9 +5,9 @@ The corrections that need an experiment of their own are in other labs: √d in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from .small_models import parameters
 
 _TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
 PUBLISHED, WIDTHS, SMALL = _TABLES["published"], _TABLES["widths"], _TABLES["small"]
-Decide = TypeVar("Decide", bound="Callable[[Statements], Checks]")
 
 
 class CorrectionsLab(Lab):
@@ -39,11 +38,13 @@ class CorrectionsLab(Lab):
         statements = Statements(self, setup.seed)
         conclusion: list[Clause] = []
         rows: list[list[str]] = []
-        for lecture, statement, finding, decide in STATEMENTS:
-            own = decide(statements)
-            labels = [(lecture, statement), *[("", "")] * (len(own) - 1)]
+        for name, one in _TABLES["statements"].items():
+            own: Checks = getattr(statements, name)()
+            labels = [(one["lecture"], one["says"]), *[("", "")] * (len(own) - 1)]
             rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
-            conclusion.append(clause(finding, *own, instead=f"“{statement}” ({lecture}) is not refuted"))
+            conclusion.append(
+                clause(one["finding"], *own, instead=f"“{one['says']}” ({one['lecture']}) is not refuted")
+            )
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
         return self.result(tuple(conclusion), (table,))
 
@@ -56,22 +57,9 @@ def _small(name: str) -> spec.ModelSpec:
     return families.read_config(SMALL[name], where=name)
 
 
-STATEMENTS: list[tuple[str, str, str, Callable[[Statements], Checks]]] = []
-"""The lecture, the words of each statement, what is found instead, and the method that decides it."""
-
-
-def says(lecture: str, statement: str, finding: str) -> Callable[[Decide], Decide]:
-    """List a method of `Statements` as what decides a statement of a lecture; where it is refuted, `finding` holds."""
-
-    def listed(decide: Decide) -> Decide:
-        STATEMENTS.append((lecture, statement, finding, decide))
-        return decide
-
-    return listed
-
-
 class Statements:
-    """What decides the statements, on random tensors and small models with random weights."""
+    """What decides each statement of `corrections.toml`, in the method of its name, on random tensors and small models
+    with random weights."""
 
     def __init__(self, sizes: CorrectionsLab, seed: int) -> None:
         self.tokens, self.width, self.mlp, self.seed = sizes.tokens, sizes.width, sizes.mlp, seed
@@ -84,11 +72,6 @@ class Statements:
         """A small model with random weights."""
         return Model(nn.new(_small(name), self.seed, dtype))
 
-    @says(
-        "L4 12.5",
-        "filling with -1e9 gives exactly 0",
-        "A row that sees nothing gives 0 here; filled with -1e9 it would be an average of what it must not see.",
-    )
     def large_negative(self) -> Checks:
         n = self.tokens
         (q,), visible = self._drawn((n, self.width)), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
@@ -100,12 +83,6 @@ class Statements:
             Check("a row that sees nothing filled with -1e9, distance from even weights", even, most=1e-12),
         )
 
-    @says(
-        "L1",
-        "the mask is added before dividing by √d",
-        "A mask of 0 and -∞ may be added before or after the division by √d; a finite bias may not, and here it"
-        " comes after.",
-    )
     def mask_order(self) -> Checks:
         n, root = self.tokens, self.width**0.5
         q, k, bias = self._drawn((n, self.width), (n, self.width), (n, n))
@@ -123,11 +100,6 @@ class Statements:
             Check("distance of `attend` from the order after", _gap(ours, after), most=1e-12),
         )
 
-    @says(
-        "L1",
-        "cross-attention needs no mask",
-        "Cross-attention needs a mask where sources are padded: without one the padding changes the output.",
-    )
     def cross_mask(self) -> Checks:
         n, width = self.tokens, self.width
         q, k, padding = self._drawn((n, width), (n, width), (2, width))
@@ -138,12 +110,10 @@ class Statements:
             Check("change of the output by padding of the source that no mask hides", unmasked, least=0.01),
         )
 
-    @says("L0 2.5", "all models have d_v = d_k", "Values may have another width than keys.")
     def value_width(self) -> Checks:
         q, k, v = self._drawn(*((self.tokens, width) for width in (192, 192, 128)))  # of DeepSeek-V2's latent attention
         return (Check("width of values beside keys of 192", attend(q, k, v, mask=causal()).shape[-1], 128, 128),)
 
-    @says("often said", "without √d softmax is too flat", "Without the division softmax is too sharp, not too flat.")
     def sharpness(self) -> Checks:
         drawn = np.random.default_rng(0)  # one seed, since the page quotes these entropies
         q, k = (torch.from_numpy(drawn.standard_normal((64, 64))) for _ in range(2))
@@ -157,9 +127,6 @@ class Statements:
             Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
         )
 
-    @says(
-        "L1", "LayerNorm divides by σ + ε", "LayerNorm divides by √(σ² + ε), which on small inputs is far from σ + ε."
-    )
     def layer_norm(self) -> Checks:
         x = torch.tensor([0.0, 0.001, 0.002, 0.003], dtype=torch.float64)
         norm = nn.build(spec.LayerNormSpec(width=4, eps=1e-5)).double()
@@ -175,11 +142,6 @@ class Statements:
             Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
         )
 
-    @says(
-        "L0, L1",
-        "every model divides by √d",
-        "T5 does not divide by √d: its scores are q·k and a bias of the distance.",
-    )
     def t5_scale(self) -> Checks:
         site = "encoder.blocks.0.attn"
         trace = self._new("T5").trace([[5, 6, 7, 9, 11, 3]], [[0, 2]], read=[f"{site}.*"])
@@ -198,11 +160,6 @@ class Statements:
             Check("T5's scores less q·k/√d: distance from a bias of the distance", left(divided), least=1e-3),
         )
 
-    @says(
-        "L1",
-        "GPT-2 base has D 1024, and its MLP no biases",
-        "GPT-2's base has D 768, and its MLPs have biases; D 1024 is GPT-2 medium.",
-    )
     def gpt2(self) -> Checks:
         base, medium = (count(families.read_config(PUBLISHED[name], where=name)) for name in ("GPT-2", "GPT-2 medium"))
         biases = sum(
@@ -214,11 +171,6 @@ class Statements:
             Check("biases of the 12 MLPs", biases, 12 * (3072 + 768), 12 * (3072 + 768)),
         )
 
-    @says(
-        "L0",
-        "F is 2.7 D",
-        "F is 2.7 D in Llama-1 and Llama-2 7B, and 3.5 D or more in Llama-2 70B, Llama-3 8B and Qwen3-4B.",
-    )
     def mlp_width(self) -> Checks:
         near = ("Llama-1 13B", "Llama-1 33B", "Llama-2 7B")
         return tuple(
@@ -226,7 +178,6 @@ class Statements:
             for name, (width, hidden) in WIDTHS.items()
         )
 
-    @says("L0 9.2", "real models are pre-norm", "BERT and BART normalize after the addition, GPT-2 and Llama before.")
     def norm_places(self) -> Checks:
 
         def after(*names: str) -> float:
@@ -245,7 +196,6 @@ class Statements:
             Check("share of post-norm blocks, GPT-2 and Llama", after("GPT-2", "Llama"), 0.0, 0.0),
         )
 
-    @says("L0 3", "attention does not normalize", "Qwen3 normalizes queries and keys in each head; Llama does not.")
     def attention_norms(self) -> Checks:
 
         def away(name: str, site: str) -> float:
@@ -260,7 +210,6 @@ class Statements:
             Check(f"{of} Llama, which has no such norm: {distance}", away("Llama", "q_rot"), least=0.1),
         )
 
-    @says("L4 12.5", "GPT and BERT differ in the mask alone", "GPT-2 and BERT differ in four parts besides the mask.")
     def gpt_and_bert(self) -> Checks:
         models = _small("BERT"), _small("GPT-2")
         bert, gpt = models[0].encoder, models[1].decoder
@@ -274,11 +223,6 @@ class Statements:
         }
         return (Check(f"differences beside the mask: {', '.join(differences)}", sum(differences.values()), 4, 4),)
 
-    @says(
-        "L1",
-        "training and generation read the same",
-        "In generation a model reads its own tokens, which are others than those of training.",
-    )
     def generation(self) -> Checks:
         model, start, count_new = self._new("Llama", torch.float32), 3, 12
         row = torch.randint(50, (start + count_new,), generator=torch.Generator().manual_seed(self.seed)).tolist()
@@ -286,11 +230,6 @@ class Statements:
         wrong = sum(a != b for a, b in zip(written.ids, row[start:], strict=False))
         return (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),)
 
-    @says(
-        "L4 12.10",
-        "SwiGLU's MLP is 4 d wide",
-        "SwiGLU with 4 d has 1.5 times the parameters of a plain MLP; with 8/3 d it has as many.",
-    )
     def swiglu(self) -> Checks:
         width = self.mlp
         plain = parameters(nn.build(spec.mlp(width, 4 * width, "gelu")))

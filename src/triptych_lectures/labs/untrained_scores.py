@@ -30,7 +30,7 @@ from .small_models import curve, power
 class ScalingLab(Lab):
     name = "scaling"
 
-    widths: Ints = size((4, 8, 16, 32, 64, 128, 512, 2048), "d of queries and keys, ascending", values=2, ascending=True)
+    widths: Ints = size((4, 8, 16, 32, 64, 128, 512, 2048), "d of q and k, ascending", values=2, ascending=True)
     tokens: int = size(64, "queries, and keys, of a row; two or more", least=2)
     rows: int = size(8, "rows of each width")
     small: float = size(0.01, "norm below which a gradient counts as none")
