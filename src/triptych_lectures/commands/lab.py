@@ -178,7 +178,7 @@ def _run(
 
         machine.use_threads()
         for outcome in _outcomes(names, replace(setup, progress=say), seeds, out):
-            outcomes.append(_drawn(outcome, out) if draws else outcome)
+            outcomes.append(reporting.draw(outcome, out, screen.COMMAND.get()) if draws else outcome)
             done(outcome)
 
     if report is not None:
@@ -193,21 +193,6 @@ def _run(
     if not draws:
         screen.note("plots need matplotlib, which is not installed; run: pip install matplotlib")
     return not any(outcome.failed for outcome in outcomes)
-
-
-def _drawn(outcome: LabRun, out: Path) -> LabRun:
-    """Draw the plots of a lab, each as PNG, and as SVG with the command that makes it."""
-    from triptych import page
-    from triptych.page.plot import svg
-    from triptych_lectures.labs import report as reporting
-
-    outcome = reporting.draw(outcome, out)
-    sections = [] if outcome.result is None else outcome.result.sections
-    shown = [section for section in sections if isinstance(section, page.Curve | page.AttentionSection)]
-    vectors = [plot.with_suffix(".svg") for plot in outcome.plots]
-    for vector, section in zip(vectors, shown, strict=True):
-        svg(vector, section, screen.COMMAND.get())
-    return replace(outcome, plots=[*outcome.plots, *vectors])
 
 
 def _outcomes(names: Sequence[str], setup: Setup, seeds: int | None, out: Path) -> Iterator[LabRun]:

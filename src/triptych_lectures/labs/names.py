@@ -53,15 +53,15 @@ class NamesLab(Lab):
         if any(every[one.play][one.speech].words[one.at] != one.word for one in sheet):
             raise InputError("play_names_checked.toml: a word does not stand where it says; were the plays changed?")
         setup.progress(f"training an encoder: {self.steps} steps")
-        ours = self._tagged([*train, *_respelled(train, setup.seed)], held, setup.seed)
+        ours, losses = self._tagged([*train, *_respelled(train, setup.seed)], held, setup.seed)
         setup.progress("the control: tags in a random order")
-        control = self._tagged(_shuffled([*train, *_respelled(train, setup.seed)], setup.seed), held, setup.seed)
+        control, _ = self._tagged(_shuffled([*train, *_respelled(train, setup.seed)], setup.seed), held, setup.seed)
         setup.progress("what needs no encoder")
-        systems = {ENCODER: ours.tags} | _baselines(train, held) | {CONTROL: control.tags}
+        systems = {ENCODER: ours} | _baselines(train, held) | {CONTROL: control}
         at = {place: len(held) - len(by_hand) + i for i, place in enumerate(by_hand)}
         rules, found = (
             np.mean([tags[at[one.play, one.speech]][one.at] == one.tag for one in sheet])
-            for tags in ([row.tags for row in held], ours.tags)
+            for tags in ([row.tags for row in held], ours)
         )
         words = _words(train, held)
         flat = {name: [tag for row in tags for tag in row] for name, tags in systems.items()}
@@ -72,7 +72,7 @@ class NamesLab(Lab):
             " speech is trained on a second time with the letters of its names in a random order."
         )
         conclusion = self._conclusion(scores, setup.full, float(rules), float(found), len(sheet))
-        return self.result(conclusion, _sections(words, scores, ours.losses), remarks, small=not setup.full)
+        return self.result(conclusion, _sections(words, scores, losses), remarks, small=not setup.full)
 
     def _tagged(self, train: Sequence[NamedWords], held: Sequence[NamedWords], seed: int) -> Tagged:
         """The tags that a new encoder gives the words of `held`; words that it did not read are other."""
@@ -82,7 +82,7 @@ class NamesLab(Lab):
         for example, output in done.rows:
             read = example.head.names(example.head.predicted(output)[example.goal != IGNORED].tolist())
             tags[example.number][: len(read)] = read
-        return Tagged(tags, done.losses)
+        return tags, done.losses
 
     def _conclusion(
         self, scores: Mapping[str, Scores], full: bool, rules: float, found: float, sheet: int
@@ -137,11 +137,7 @@ CAPITAL = "every new capital a person"
 TABLE = "search by words: each word's commonest tag"
 
 
-class Tagged(NamedTuple):
-    """Tags of the words of each row, and the losses of training."""
-
-    tags: list[list[str]]
-    losses: Points
+Tagged = tuple[list[list[str]], Points]  # tags of the words of each row, and the losses of training
 
 
 class Scores(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 
@@ -58,16 +57,16 @@ class QuestionsLab(Lab):
             for side, count in zip(split(), (self.trained, self.held), strict=True)
         )
         setup.progress(f"training an encoder: {self.steps} steps")
-        ours = self._answered(train, held, setup.seed)
+        ours, losses = self._answered(train, held, setup.seed)
         setup.progress("the control: answers of other questions")
-        control = self._answered(_exchanged(train, noise), held, setup.seed)
+        control, _ = self._answered(_exchanged(train, noise), held, setup.seed)
         setup.progress("what is not trained")
         answers = {
-            ENCODER: ours.answers,
+            ENCODER: ours,
             "the commonest answer": play_questions.commonest(held),
             "a bag of words": play_questions.by_bag(train, held),
             SEARCH: play_questions.by_words(held),
-            CONTROL: control.answers,
+            CONTROL: control,
         }
         right = {name: {kind: _right(held, given, kind) for kind in self._kinds} for name, given in answers.items()}
         remarks = (
@@ -75,7 +74,7 @@ class QuestionsLab(Lab):
             f" spelling, a third of the words hidden ({HIDDEN}). The search takes the part of the passage with the most"
             " words of the question, the first of several, and its speaker or, of a heading, its first words."
         )
-        sections = self._sections(held, answers, right, ours.losses)
+        sections = self._sections(held, answers, right, losses)
         return self.result(self._conclusion(right), sections, remarks, small=not setup.full)
 
     def _answered(self, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int) -> Answered:
@@ -85,7 +84,7 @@ class QuestionsLab(Lab):
         done = trained(known, new, "spans", vars(self), seed, length)
         spans = groupby(done.rows, key=lambda row: row[0].number)
         found = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
-        return Answered([found[i].strip(" .,;:") for i in range(len(held))], done.losses)
+        return [found[i].strip(" .,;:") for i in range(len(held))], done.losses
 
     def _conclusion(self, right: Mapping[str, Mapping[Kind, float]]) -> Conclusion:
         plain = [name for name in right if name not in (ENCODER, CONTROL)]
@@ -145,13 +144,7 @@ class QuestionsLab(Lab):
 
 
 QUOTED: dict[Kind, str] = {"who": "Who says a line", "where": "Where the scene is"}
-
-
-class Answered(NamedTuple):
-    """Answers to questions, and the losses of training."""
-
-    answers: list[str]
-    losses: Points
+Answered = tuple[list[str], Points]  # answers to questions, and the losses of training
 
 
 def _right(asked: Sequence[PlayQuestion], given: Sequence[str], kind: Kind) -> float:

@@ -75,20 +75,23 @@ def _line(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {first or 'no message'}"
 
 
-def draw(run: LabRun, folder: Path) -> LabRun:
-    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created.  -> the run with its files.
+def draw(run: LabRun, folder: Path, command: str) -> LabRun:
+    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created, and as SVG with the command
+    that makes them.  -> the run with its files.
 
     Raises InputError where matplotlib is not installed.
     """
-    from triptych.page.plot import png
+    from triptych.page.plot import png, svg
 
     folder.mkdir(parents=True, exist_ok=True)
     sections = run.result.sections if run.result is not None else ()
     shown = [section for section in sections if isinstance(section, page.Curve | page.AttentionSection)]
     plots = [folder / f"{run.name}{f'-{number}' if number > 1 else ''}.png" for number in range(1, len(shown) + 1)]
-    for plot, section in zip(plots, shown, strict=True):
+    vectors = [plot.with_suffix(".svg") for plot in plots]
+    for plot, vector, section in zip(plots, vectors, shown, strict=True):
         png(plot, section)
-    return replace(run, plots=plots)
+        svg(vector, section, command)
+    return replace(run, plots=[*plots, *vectors])
 
 
 def write(path: Path, runs: Sequence[LabRun], settings: str) -> None:
