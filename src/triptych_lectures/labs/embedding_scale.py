@@ -13,7 +13,7 @@ import torch
 
 from triptych import nn
 from triptych.attention import Rows
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.spec import RMSNormSpec, SinusoidalSpec
 from .generated_tasks import (
     LAST,
@@ -25,13 +25,15 @@ from .generated_tasks import (
     train,
     training_curve,
 )
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import block, decoder
 
 SMALL, UNIT, LARGE = "0.02", "1/√d", "1"  # standard deviations of the tokens' numbers
 DEVIATIONS = (SMALL, UNIT, LARGE)
 Case = tuple[str, bool]  # a deviation, and whether √d multiplies
 CASES: tuple[Case, ...] = tuple(product(DEVIATIONS, (False, True)))
+Shares = Mapping[Case, list[float]]
+Runs = Mapping[Case, list[TrainedRun]]
 HEADS = 4
 TOKENS = 256  # of which the share is measured: so many that their mean is near 0
 
@@ -62,13 +64,7 @@ class EmbeddingScaleLab(Lab):
         shuffled = self._train(UNIT, True, ShuffledTask(order), setup.seed)
         return self.result(self._conclusion(shares, runs, alone, shuffled), self._sections(shares, runs))
 
-    def _conclusion(
-        self,
-        shares: Mapping[Case, list[float]],
-        runs: Mapping[Case, list[TrainedRun]],
-        alone: list[float],
-        shuffled: TrainedRun,
-    ) -> Conclusion:
+    def _conclusion(self, shares: Shares, runs: Runs, alone: list[float], shuffled: TrainedRun) -> Conclusion:
         share = {case: own[-1] for case, own in shares.items()}
         half = {case: self._half(own) for case, own in runs.items()}
         sooner = {name: half[name, False] - half[name, True] for name in DEVIATIONS}
@@ -143,9 +139,7 @@ class EmbeddingScaleLab(Lab):
         """Mean number of steps to learn half, one past the last where it never was."""
         return fmean(min(run.steps_to(0.5), self.steps + 1.0) for run in runs)
 
-    def _sections(
-        self, shares: Mapping[Case, list[float]], runs: Mapping[Case, list[TrainedRun]]
-    ) -> tuple[TableSection, Curve]:
+    def _sections(self, shares: Shares, runs: Runs) -> Sections:
         rows = []
         for case in CASES:
             half, learned = self._half(runs[case]), fmean(run.learned for run in runs[case])

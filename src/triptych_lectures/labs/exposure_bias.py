@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from triptych import nn
 from triptych.errors import InputError
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.train import Example
 from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
-from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, number, size
+from .lab import Check, Conclusion, Lab, LabResult, Sections, Setup, clause, number, size
 from .small_models import block, curve, examples, halves
 
 
@@ -124,9 +124,7 @@ class ExposureBiasLab(Lab):
             ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
         return wrong
 
-    def _sections(
-        self, written: dict[float, WritingErrors], runs: dict[float, TrainedRun]
-    ) -> tuple[Curve, TableSection]:
+    def _sections(self, written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> Sections:
         lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
         lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": self.never_back()}
         title = f"Written with {self.replaced:.0%} of the tokens replaced"

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from triptych.attention import attend
-from triptych.page import Curve, MatrixSection, TableSection
+from triptych.page import MatrixSection, TableSection
 from triptych.spec import causal
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import curve, power
 
 RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
@@ -105,9 +105,7 @@ class FlashTilesLab(Lab):
         sections = (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing())
         return self.result(conclusion, sections)
 
-    def _sections(
-        self, ways: dict[str, dict[int, TrafficCounts]], by_memory: dict[int, TrafficCounts]
-    ) -> tuple[TableSection, Curve, Curve]:
+    def _sections(self, ways: dict[str, dict[int, TrafficCounts]], by_memory: dict[int, TrafficCounts]) -> Sections:
         rows = [
             [f"{length:,}", way, *(f"{number:,}" for number in moved[length][:3])]
             for length in self.lengths

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from triptych import nn
 from triptych.errors import InputError, counted
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.train import Example, collate
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, number, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, number, size
 from .small_models import attention_layers, curve, examples, halves
 
 
@@ -102,7 +102,7 @@ class InContextLab(Lab):
 
     def _sections(
         self, on_new: dict[str, TaskAnswers], unrelated: TaskAnswers, runs: dict[str, TrainedRun]
-    ) -> tuple[Curve, TableSection]:
+    ) -> Sections:
         lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
         lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
         shares, chance = {name: errors.tolist() for name, errors in lines.items()}, 1 / self.symbols

@@ -16,9 +16,9 @@ from triptych.families import read_config
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.nn import Batch, empty
-from triptych.page import Curve, Facts, TableSection
+from triptych.page import Facts, TableSection
 from .counting import ProductCounts, products, shortest_seconds
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .parameters import QWEN3_4B
 from .pretrained import decoder
 from .small_models import curve
@@ -198,9 +198,7 @@ def _lecture_bytes() -> int:
     return cache.nbytes
 
 
-def _sections(
-    model: Model, lengths: Sequence[int], costs: Sequence[NextToken]
-) -> tuple[TableSection, Curve, Curve, Facts]:
+def _sections(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) -> Sections:
     ways = {"all again": [cost.again for cost in costs], "with the cache": [cost.once for cost in costs]}
     cells = [
         [str(n), *(f"{x.counts.total / 1e9:,.2f} G" for x in own), f"{cost.fewer_flops:.0f}"]

@@ -21,6 +21,7 @@ from . import TEXTS
 
 L = TypeVar("L", bound="Lab")
 Ints = tuple[int, ...]
+Sections = tuple[Section, ...]
 Size = int | float | str | Ints | tuple[float, ...]
 
 
@@ -248,7 +249,7 @@ class LabResult:
 
     question: str
     conclusion: Conclusion
-    sections: tuple[Section, ...] = field(repr=False)
+    sections: Sections = field(repr=False)
     remarks: str = ""
 
     @property
@@ -322,7 +323,7 @@ class Lab:
         raise NotImplementedError
 
     def result(
-        self, conclusion: Conclusion, sections: tuple[Section, ...], remarks: str = "", *, small: bool = False
+        self, conclusion: Conclusion, sections: Sections, remarks: str = "", *, small: bool = False
     ) -> LabResult:
         """The result of a run; `remarks` are those of its sizes, where they depend on them, and where the run is a
         `small` one, what it leaves out is added."""

@@ -25,7 +25,7 @@ from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
 from .alignment import in_letters, speller
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import Points, fit
 
 LONGEST = 128  # letters of a line
@@ -88,7 +88,7 @@ class ModernizeLab(Lab):
         alike = right(lambda word: word.old == word.new)["the model"]
         return self.result(
             _whole_lines(right(lambda word: True), unknown) if whole else _single_words(changed, alike),
-            tuple(_sections(held, systems, words, table, losses)),
+            _sections(held, systems, words, table, losses),
             small=not whole,
         )
 
@@ -259,7 +259,7 @@ def _sections(
     words: dict[str, list[Word]],
     table: dict[str, str],
     losses: Points,
-) -> list[Section]:
+) -> Sections:
     kinds: dict[str, Callable[[Word], bool]] = {
         "all": lambda word: True,
         "spelt otherwise": lambda word: word.old != word.new,
@@ -280,7 +280,7 @@ def _sections(
     sections.append(TableSection("What it writes", ("First Folio", "modern edition", "the model"), shown))
     if losses:
         sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
-    return sections
+    return tuple(sections)
 
 
 def _whole(systems: dict[str, list[str]], right: Sequence[str]) -> TableSection:

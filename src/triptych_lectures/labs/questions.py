@@ -18,7 +18,7 @@ from triptych.train.label_tasks import best_span
 from triptych_lectures.data import play_questions
 from triptych_lectures.data.play_questions import ASKED, HIDDEN, Kind, Passages, PlayQuestion
 from triptych_lectures.data.play_scenes import HELD_OUT, split
-from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
+from .lab import Check, Conclusion, Lab, LabResult, Sections, Setup, clause, size
 from .play_encoders import trained
 from .small_models import Points
 
@@ -86,7 +86,7 @@ class QuestionsLab(Lab):
         found = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
         return [found[i].strip(" .,;:") for i in range(len(held))], done.losses
 
-    def _conclusion(self, right: Mapping[str, Mapping[Kind, float]]) -> Conclusion:
+    def _conclusion(self, right: Right) -> Conclusion:
         plain = [name for name in right if name not in (ENCODER, CONTROL)]
         clauses = []
         for kind in self._kinds:
@@ -125,12 +125,8 @@ class QuestionsLab(Lab):
         return tuple(clauses)
 
     def _sections(
-        self,
-        held: Sequence[PlayQuestion],
-        answers: Mapping[str, Sequence[str]],
-        right: Mapping[str, Mapping[Kind, float]],
-        losses: Points,
-    ) -> tuple[TableSection, TableSection, Curve]:
+        self, held: Sequence[PlayQuestion], answers: Mapping[str, Sequence[str]], right: Right, losses: Points
+    ) -> Sections:
         rows = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in right.items()]
         shown = [
             [one.question, one.context, one.answer, answers[ENCODER][i], answers[SEARCH][i]]
@@ -144,6 +140,7 @@ class QuestionsLab(Lab):
 
 
 QUOTED: dict[Kind, str] = {"who": "Who says a line", "where": "Where the scene is"}
+Right = Mapping[str, Mapping[Kind, float]]  # the shares of right answers
 Answered = tuple[list[str], Points]  # answers to questions, and the losses of training
 
 
