@@ -19,23 +19,9 @@ from itertools import product
 import numpy as np
 
 from triptych.errors import InputError
+from triptych.files import tables_of
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-NOUNS = _words(
-    "king queen dog river hill tower sister soldier letter horse garden poet ship market child window friend doctor"
-    " lion winter farmer bridge forest song merchant sword island teacher kitchen door hunter lamp"
-)
-VERBS = _words(
-    "see follow praise carry find hear want leave fear help watch paint call draw hold meet trust forget visit lose"
-    " answer guard teach remember"
-)
-ADJECTIVES = _words("old red small brave cold quiet rich green clever young dark tall proud kind wild tired")
-PREPOSITIONS = _words("near behind under with beyond without")
-ADVERBS = _words("often today slowly never again soon gladly here")
+NOUNS, VERBS, ADJECTIVES, PREPOSITIONS, ADVERBS = (tuple(str(of).split()) for of in tables_of(__file__).values())
 ARTICLES = ("the", "a", "some")
 MOST_REPEATED = 10  # draws of a sentence that was drawn before, for each sentence asked for
 END, START = "<end>", "<start>"

@@ -1,5 +1,5 @@
-"""Which heads separate the vectors of one word in two sentences?  (Lecture
-L0 5.1 and its exercise 5: "She sat by the river bank")
+"""Which heads separate the vectors of one word in two sentences?  (Lecture L0 5.1 and its exercise 5: "She
+sat by the river bank")
 
 The claim is that attention from the last word to the one before it separates its two vectors, by a few early heads.
 """

@@ -228,8 +228,8 @@ def _filled(module: nn.Transformer, texts: Ids, mask: int) -> float:
 
 
 def _best_filling(text: MarkovRows, seed: int, count: int) -> float:
-    """The same share for who knows the rule and the noise: the likeliest symbol given its two neighbors on each"
-    " side."""
+    """The same share for who knows the rule and the noise: the likeliest symbol given its two neighbors on each
+    side."""
     ids, place = text.texts(np.random.default_rng([seed, 1]), count), text.length // 2
     chances = np.ones((count, text.symbols))
     for symbol in range(text.symbols):

@@ -230,8 +230,8 @@ class TrainedHeadsLab(Lab):
         return tuple(clauses)
 
     def _beyond(self, layers: Layers, enough: int, gained: float) -> Clause:
-        """Cutting further than there are places gains nothing that counts, and loses less than half of what was"
-        " gained."""
+        """Cutting further than there are places gains nothing that counts, and loses less than half of what was
+        gained."""
         most = self.heads[-1]
         more = _more(layers, most, enough)
         low, high = mean_interval(more)

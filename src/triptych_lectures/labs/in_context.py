@@ -86,9 +86,9 @@ class InContextLab(Lab):
                 instead="It was not a lookup in the row",
             ),
             clause(
-                "Only training that makes it necessary teaches it: a model trained on one function knows that one"
-                " before"
-                f" any example ({begin:.0%} right) and is wrong on {single.errors[-1]:.0%} of others at the last one.",
+                "Only training that makes it necessary teaches it: a model trained on one function knows that"
+                f" one before any example ({begin:.0%} right) and is wrong on {single.errors[-1]:.0%} of others at"
+                " the last one.",
                 Check("trained on 1 function: right on it at the first example", begin, least=0.9),
                 Check(f"control: trained on 1 function, others tested: {over}", single.fall / possible, -0.1, 0.1),
                 instead="A model trained on one function used the examples, or did not learn it",

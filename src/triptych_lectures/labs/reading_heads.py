@@ -126,8 +126,7 @@ class TrainedScaleLab(ReadingLab):
             clause(
                 f"The same head of d {wide} learns without the division where its first weights are so much smaller"
                 f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
-                " protects"
-                " is the beginning of training.",
+                " protects is the beginning of training.",
                 Check(
                     f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
                     right[SMALLER, wide],
