@@ -34,7 +34,9 @@ class ParametersLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
-        without_norms = exercise.total - exercise.parameters["norms"]
+        off = abs(exercise.total - exercise.parameters["norms"] - EXERCISE_TOTAL)
+        predicted = predict(QWEN3_4B)
+        by_shapes = sum(map(prod, predicted.values()))
         model = decoder(setup)
         name, foreseen = model.path.stem if model.path else "the model", predict(model.hf or {})
         loaded = {tensor: tuple(p.shape) for tensor, p in model.module.named_parameters()}
@@ -45,9 +47,7 @@ class ParametersLab(Lab):
             clause(
                 "A config of a dozen numbers fixes every tensor: predicted from them alone, with q H·K wide and k and"
                 f" v G·K whatever D is, no tensor of Qwen3-4B is another, and none of {name}, which was loaded.",
-                Check(
-                    "tensors of Qwen3-4B predicted otherwise", _unlike(predict(QWEN3_4B), qwen.spec.shapes()), most=0
-                ),
+                Check("tensors of Qwen3-4B predicted otherwise", _unlike(predicted, qwen.spec.shapes()), most=0),
                 Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
                 instead="The config does not fix every tensor",
             ),
@@ -55,22 +55,14 @@ class ParametersLab(Lab):
                 f"Qwen3-4B has {qwen.total:,} parameters, as published; {mlp / qwen.total:.0%} of them are in its"
                 " MLPs.",
                 Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
-                Check(
-                    "parameters by the predicted shapes beside those counted",
-                    abs(sum(map(prod, predict(QWEN3_4B).values())) - qwen.total),
-                    most=0,
-                ),
+                Check("parameters by the predicted shapes beside those counted", abs(by_shapes - qwen.total), most=0),
                 instead="The sum is not the published one",
             ),
             clause(
                 f"The exercise's model is {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want of the embedding,"
                 f" which is in both: {gap:,} of that are its narrower MLPs, {norms:,} the norms it leaves out, and"
                 " attention is as large either way.",
-                Check(
-                    f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
-                    abs(without_norms - EXERCISE_TOTAL),
-                    most=0,
-                ),
+                Check(f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}", off, most=0),
                 Check("the gap less MLPs and norms", abs(PUBLISHED - EXERCISE_TOTAL - gap - norms), most=0),
                 Check("parameters of attention, Qwen3-4B over the exercise's", attention, 1.0, 1.0),
                 instead="The gap is another one",

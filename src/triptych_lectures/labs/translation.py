@@ -21,7 +21,7 @@ from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
 from .lab import Check, Lab, LabResult, Setup, clause, size
-from .small_models import curve
+from .small_models import curve, parameters
 from .translators import (
     END_ID,
     START_ID,
@@ -283,7 +283,7 @@ def _cost_table(comparison: Comparison, level: float, costs: Mapping[str, ChainC
         seconds = one.seconds * cost.steps / len(one.losses)
         reached = [f"{cost.steps:,.0f}", f"{cost.operations:,.0f}", f"{seconds:.1f} s"]
         shown = ["–", "–", "–"] if math.isnan(cost.steps) else reached
-        rows.append([name, f"{one.model.parameters:,}", str(cost.chain), *shown])
+        rows.append([name, f"{parameters(one.model.module):,}", str(cost.chain), *shown])
     return TableSection(
         f"To the loss that both with attention reach, {level:.2f} nats a token",
         ("model", "parameters", "chain of one step", "steps", "steps one after another", "processor time"),
@@ -331,7 +331,7 @@ class PanelsLab(TranslationSizes):
         )
         header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
         rows = [
-            [name, f"{comparison.trained[name].model.parameters:,}", *judgement.cells]
+            [name, f"{parameters(comparison.trained[name].model.module):,}", *judgement.cells]
             for name, judgement in comparison.judged.items()
         ]
         rows.append(["word by word", "–", *comparison.word_by_word.cells])

@@ -62,11 +62,6 @@ class Translator:
 
     module: torch.nn.Module
 
-    @property
-    def parameters(self) -> int:
-        """How many numbers it learns."""
-        return sum(p.numel() for p in self.module.parameters())
-
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
         """`[B]`, the likeliest token after each row of `written`, all of one length and each begun by `START_ID`."""
         raise NotImplementedError
