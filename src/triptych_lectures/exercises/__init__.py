@@ -4,6 +4,8 @@ The answers are computed from the drawn numbers with the library's own functions
 something that the software would not say.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from triptych.arguments import checked, integer

@@ -1,5 +1,7 @@
 """What an exercise is: a text with numbers drawn from a seed, and questions whose answers are computed from them."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -33,8 +33,6 @@ EVEN = "even weights"
 
 
 class HeadRolesLab(Lab):
-    """Find a head for each of four roles on one text, and score it on another, beside even weights and random ones."""
-
     name = "head-roles"
 
     text: str = size(TEXT, "text on which the head of each role is found, with punctuation in it")

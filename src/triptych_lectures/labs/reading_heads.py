@@ -107,6 +107,7 @@ class TrainedScaleLab(ReadingLab):
         heads = self.swept(setup, {case: self.head(*case, setup.seed) for case in cases})
         right = {case: head.right for case, head in heads.items()}
         worst = min(right[SCALED, d] for d in self.widths)
+        smaller = right[SMALLER, wide]
         lost = {d: right[SCALED, d] - right[PLAIN, d] for d in self.widths}
         conclusion = (
             clause(
@@ -125,12 +126,10 @@ class TrainedScaleLab(ReadingLab):
             ),
             clause(
                 f"The same head of d {wide} learns without the division where its first weights are so much smaller"
-                f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
+                f" that its first scores are those of the scaled one ({smaller:.0%}): what the division"
                 " protects is the beginning of training.",
                 Check(
-                    f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
-                    right[SMALLER, wide],
-                    least=0.75,
+                    f"control: d {wide}, no scale, queries and keys drawn smaller: answers right", smaller, least=0.75
                 ),
                 instead="Smaller first weights did not make up for the division",
             ),
