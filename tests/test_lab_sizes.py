@@ -121,6 +121,7 @@ CONTRADICTIONS = {
     "cosine-scores": {"symbols": 1},
     "trained-heads": {"symbols": 17},
     "heads-vs-width": {"symbols": 17},
+    "capacity": {"narrow": 64},
     "norm-placement": {"moderate": 5},
     "activations": {"without": 3, "draws": 2},
     "dropout-places": {"dropped": 1.5},

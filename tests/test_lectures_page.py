@@ -36,7 +36,7 @@ IDS = {
         "families", "objectives", "generation", "kv-cache", "quadratic", "head-roles", "step-by-step", "recurrence",
         "not-explanation", "economy", "other-modalities", "backward",
         "norm-placement", "residual-scaling", "dropout-places", "embedding-scale",
-        "trained-scale", "trained-heads", "activations", "padding",
+        "trained-scale", "trained-heads", "capacity", "activations", "padding",
         "in-context", "exposure-bias", "trained-scores", "cosine-scores", "convolution", "probing", "reading",
     ],
     "example": [str(number) for number in test_lectures.EXAMPLES],

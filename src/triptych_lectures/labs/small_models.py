@@ -79,10 +79,13 @@ def decoder(
     return ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
 
 
-def attention_layers(layers: int, vocab: int, width: int, heads: int, seed: int) -> nn.Transformer:
+def attention_layers(
+    layers: int, vocab: int, width: int, heads: int, seed: int, *, scale: float | None = None
+) -> nn.Transformer:
     """A decoder of attention alone, with ALiBi's positions, each head with a range of its own."""
     blocks = [block(width, heads, hidden=None)] * layers
-    return nn.new(decoder(vocab, blocks, inside=AlibiSpec(heads=heads), final_norm=RMSNormSpec(width=width)), seed)
+    norm = RMSNormSpec(width=width)
+    return nn.new(decoder(vocab, blocks, inside=AlibiSpec(heads=heads), final_norm=norm, scale=scale), seed)
 
 
 def parameters(module: torch.nn.Module) -> int:
