@@ -22,7 +22,7 @@ from . import generated_tasks
 from .generated_tasks import GeneratedTask, Places, ShuffledTask, TrainingBudget
 from .heads_and_width import FOUR, ONE
 from .induction import repeated
-from .lab import Check, Clause, Lab, LabResult, Setup, size
+from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
 from .small_models import attention_layers, block, examples, parameters
 
 REPETITION, TABLE, SHUFFLED, READING = "repetition", "table", "control: table, shuffled answers", "four places"
@@ -162,48 +162,42 @@ class CapacityLab(Lab):
 
     def _depth(self, runs: Runs, guess: float) -> Clause:
         one, two = (share for _, share in runs[REPETITION].values())
-        return Clause(
+        return clause(
             f"Depth composes: one layer of width {self.wide} and {HEADS} heads repeats {one:.0%} of a sequence right,"
             f" two of width {self.middle} {two:.0%}. A guess among the symbols still to come has {guess:.0%}.",
-            (
-                Check("repetition: right by one wide layer, less a guess", one - guess, most=0.1),
-                Check("repetition: right by two layers, from a guess, 0, to all, 1", (two - guess) / (1 - guess), 0.5),
-                _apart(REPETITION, runs),
-            ),
-            "That two layers repeat what one cannot, at equal parameters, was not seen",
+            Check("repetition: right by one wide layer, less a guess", one - guess, most=0.1),
+            Check("repetition: right by two layers, from a guess, 0, to all, 1", (two - guess) / (1 - guess), 0.5),
+            _apart(REPETITION, runs),
+            instead="That two layers repeat what one cannot, at equal parameters, was not seen",
         )
 
     def _width(self, runs: Runs, table: FollowerTable) -> Clause:
         of_wide, of_narrow = table.of_rank(self.wide), table.of_rank(self.narrow)
         wide, deep, narrow = (share for _, share in runs[TABLE].values())
         ((_, shuffled),) = runs[SHUFFLED].values()
-        return Clause(
+        return clause(
             f"Width stores, depth does not: of a random table one layer of width {self.wide} learns {wide:.0%}, four of"
             f" width {self.narrow} {deep:.0%}, one of these alone {narrow:.0%}. Logits of width D have rank D; cut to"
             f" these ranks the table keeps {of_wide:.0%} and {of_narrow:.0%}. From shuffled answers: {shuffled:.0%}.",
-            (
-                Check("table: wide less deep, over that of the ranks", (wide - deep) / (of_wide - of_narrow), 0.5),
-                Check("table: deep less one layer, likewise", (deep - narrow) / (of_wide - of_narrow), -0.5, 0.5),
-                Check("control: table: learned from shuffled answers", shuffled, most=0.1),
-                _apart(TABLE, runs, 2),  # the third is a control with fewer
-            ),
-            "That width stores a table and depth does not, at equal parameters, was not seen",
+            Check("table: wide less deep, over that of the ranks", (wide - deep) / (of_wide - of_narrow), 0.5),
+            Check("table: deep less one layer, likewise", (deep - narrow) / (of_wide - of_narrow), -0.5, 0.5),
+            Check("control: table: learned from shuffled answers", shuffled, most=0.1),
+            _apart(TABLE, runs, 2),
+            instead="That width stores a table and depth does not, at equal parameters, was not seen",
         )
 
     def _heads(self, runs: Runs) -> Clause:
         ((_, single),) = runs[ONE].values()
         four, one, stacked = (share for _, share in runs[READING].values())
-        return Clause(
+        return clause(
             f"Heads read several places: of the symbols at four places one head learns {one:.0%} in {self.steps} steps,"
             f" {HEADS} heads of that layer {four:.0%}; of a single place one head learns {single:.0%}. Here depth"
             f" replaces heads: four layers of width {self.narrow}, one head each, learn {stacked:.0%}.",
-            (
-                Check("four places: learned by four heads, less by one", four - one, least=0.1),
-                Check("four places: learned by four layers of one head, less by four heads", stacked - four, -0.1, 0.1),
-                Check("control: one place: learned by one head", single, least=0.95),
-                _apart(READING, runs),
-            ),
-            "That each place takes a head, in one layer or in several, was not seen",
+            Check("four places: learned by four heads, less by one", four - one, least=0.1),
+            Check("four places: learned by four layers of one head, less by four heads", stacked - four, -0.1, 0.1),
+            Check("control: one place: learned by one head", single, least=0.95),
+            _apart(READING, runs),
+            instead="That each place takes a head, in one layer or in several, was not seen",
         )
 
 
