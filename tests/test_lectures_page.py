@@ -53,6 +53,7 @@ Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ 
 NOTE = "<!-- Made by `make lectures` from lectures.toml and lectures.results.json. -->"
 sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
 lectures = program("tools/lectures.py")
+STALE_NOTE = program("tools/lecture_pages.py").STALE_NOTE
 
 
 @pytest.fixture
@@ -216,7 +217,7 @@ def test_commands_of_the_documentation_parse(page: Path) -> None:
 
 def unmarked(pages: dict[str, str]) -> dict[str, str]:
     """Pages without the marks of stale results: a result does not have to be recorded again after every change."""
-    return {page: text.replace(", stale", "") for page, text in pages.items()}
+    return {page: text.replace(", stale", "").replace(STALE_NOTE, "") for page, text in pages.items()}
 
 
 def test_results_are_recorded_for_all_labs(data: Data, results: Data) -> None:
@@ -246,8 +247,9 @@ def test_nothing_stands_twice_and_most_is_folded(data: Data, results: Data) -> N
 
 
 def off_path(data: Data) -> list[str]:
-    """What the path through the lectures names and does not exist, and exercises of a lecture that it leaves out."""
-    wrong = []
+    """What the path through the lectures names and does not exist, and concepts and exercises that it leaves out."""
+    steps = [step["concept"] for content in data["path"]["lecture"].values() for step in content["steps"]]
+    wrong = [f"no lecture has {name}" for name in data["concept"] if name not in steps]
     chapters = re.findall(r'^    title: "(.*)"', (PAGES / "live_chapters.js").read_text("utf-8"), re.MULTILINE)
     wrong += [f"path.read {name}" for name in data["path"]["read"] if name not in data["concept"]]
     for lecture, content in data["path"]["lecture"].items():
@@ -306,6 +308,22 @@ def test_a_path_that_leads_nowhere_is_noticed(data: Data) -> None:
     content["live"] = ["Tokens"]
     content["notebook"] = "lecture-9"
     assert off_path(data) == ["L2 lookup", "L2 L2.9", "L2.1", "L2 chapter Tokens", "L2 notebook lecture-9"]
+
+
+def test_a_concept_that_the_path_leaves_out_is_noticed(data: Data) -> None:
+    steps = data["path"]["lecture"]["L2"]["steps"]
+    steps[:] = [step for step in steps if step["concept"] != "padding"]
+    assert off_path(data) == ["no lecture has padding"]
+
+
+def test_an_entry_has_the_statement_and_the_command_of_its_number(data: Data, results: Data) -> None:
+    """The lab `corrections` has fourteen statements; a number of `--full` stands beside a command with it."""
+    pages = lectures.pages(data, results)
+    assert "Without the division softmax is too sharp" in entry_of(pages, "correction-sharp").partition("<details")[0]
+    recorded = results["labs"]["depth"] | {"command": "triptych lab depth --full --seeds 10"}
+    results["labs"]["depth"] = recorded
+    block = entry_of(lectures.pages(data, results), "concept-block")
+    assert "- **Run:** `triptych lab depth --full`," in block
 
 
 def test_a_concept_of_no_lecture_is_noticed(data: Data, results: Data) -> None:

@@ -17,6 +17,7 @@ Plain = dict[str, Any]
 KINDS = {"concept": "Concepts", "example": "Worked examples", "correction": "Corrections", "exercise": "Exercises"}
 NOTE = "<!-- Made by `make lectures` from lectures.toml and lectures.results.json. -->"
 STALE = ", stale"
+STALE_NOTE = "A result marked “stale” was recorded before a later change of the code that its lab imports.\n\n"
 INDEX, PATH = "lectures.md", "learn/path.md"
 
 
@@ -213,6 +214,8 @@ class LecturePages:
                 continue
             parts += [f"## {title}", *([f"Also part of this lecture: {elsewhere}."] if others else [])]
             parts += [self.entry(kind, name, lecture) for name in own]
+        if any(STALE in part for part in parts):
+            parts[1] += "\n\n" + STALE_NOTE.strip()
         return "\n\n".join(parts)
 
     # ------------------------------------------------------------ entries
@@ -222,12 +225,13 @@ class LecturePages:
         return {"exercise": f"{name}: {title}", "example": f"Example {name}: {title}"}.get(kind, title)
 
     def entry(self, kind: str, name: str, lecture: str) -> str:
-        """One entry: the claim, what each of its labs found first, a picture, the commands, one number of each lab, and
+        """One entry: the claim, what each of its labs found, a picture, the commands, one number of each lab, and
         the criteria of the labs in folds."""
         entry = self.data[kind][name]
         rows = self.rows(kind, name, entry, lecture)
         own = [lab for lab in labs_of(entry) if lab in self.labs and self.lab_homes[lab] == (kind, name)]
-        found = [text for lab in own for text in (self.labs[lab]["conclusion"][0]["text"], self.picture(lab)) if text]
+        quoted = labs_of(entry)
+        found = [text for lab in own for text in (self.featured(lab, quoted[lab])[0], self.picture(lab)) if text]
         answer = [entry["answer"].strip()] if "answer" in entry else []
         body = [*answer, *found, "\n".join(rows)]
         if kind == "exercise":
@@ -242,7 +246,7 @@ class LecturePages:
         if commands := entry.get("run", []) + [
             f"triptych explain --example {one}" for one in entry.get("examples", [])
         ]:
-            rows.append(f"- **Run:** {', '.join(f'`{command}`' for command in dict.fromkeys(commands))}")
+            rows.append(f"- **Run:** {', '.join(f'`{one}`' for one in dict.fromkeys(map(self.recorded, commands)))}")
         rows += [f"- **Measured:** {self.measured(lab, phrases)}" for lab, phrases in labs_of(entry).items()]
         if "figures" in entry:
             rows.append(f"- **Figures:** {entry['figures']}")
@@ -265,6 +269,11 @@ class LecturePages:
         )
         return rows + ([f"- **Read:** {', '.join(read)}"] if read else [])
 
+    def recorded(self, command: str) -> str:
+        """The command of a lab as its numbers on the page were recorded, with one seed; any other as it is."""
+        result = self.labs.get(command.removeprefix("triptych lab "))
+        return re.sub(r" --seeds \d+", "", result["command"]) if result is not None else command
+
     def first(self, *printed: str) -> bool:
         """Whether this is not yet on a page; from now on it is."""
         seen = printed in self.printed
@@ -280,19 +289,19 @@ class LecturePages:
         stands on a page already is not printed again."""
         if lab not in self.labs:
             return f"lab `{lab}` {NOT_RECORDED}"
-        chosen = self.chosen(lab, phrases)
+        _, chosen = self.featured(lab, phrases)
         middle = chosen["measured"].partition(" (")[0]
         if not self.first(lab, chosen["claim"]):
             return f"[lab {lab}](#{mark('lab', lab)}), {verdict(self.labs[lab])}"
         return f"{chosen['claim']}: **{middle}** ([lab {lab}](#{mark('lab', lab)}), {verdict(self.labs[lab])})"
 
-    def chosen(self, lab: str, phrases: list[str]) -> Plain:
-        """The first criterion of a lab, or of those that contain the first of these phrases."""
-        checks = checks_of(self.labs[lab])
+    def featured(self, lab: str, phrases: list[str]) -> tuple[str, Plain]:
+        """The first criterion of a lab, or of those that contain the first of these phrases, after its statement."""
+        checks = [(clause["text"], check) for clause in self.labs[lab]["conclusion"] for check in clause["checks"]]
         for phrase in phrases:
-            if not any(phrase in check["claim"] for check in checks):
+            if not any(phrase in check["claim"] for _, check in checks):
                 raise SystemExit(f"lectures.toml: lab {lab} claims nothing about {phrase!r}")
-        return next(check for check in checks if not phrases or phrases[0] in check["claim"])
+        return next(one for one in checks if not phrases or phrases[0] in one[1]["claim"])
 
     def picture(self, lab: str) -> str:
         """The plot of a lab, if one is kept."""
