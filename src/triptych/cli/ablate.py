@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -10,11 +11,13 @@ from . import options, screen
 from .patch import MetricOption, answers_of
 
 if TYPE_CHECKING:
+    from triptych.model import Model
     from triptych.probe import Ablations
 
 
 AblatedPart = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Replacement = Literal["zero", "mean", "resample"]
+PUT = {"zero": "values set to 0", "mean": "values replaced by their mean", "resample": "values of another text"}
 
 
 def ablate(
@@ -40,7 +43,7 @@ def ablate(
     """Run texts without one head, layer, neuron or position at a time, and show what the output loses.
 
     --part: What is ablated, one at a time.
-    --heads HEADS: Only these heads, as in L4H2,L5H0; of two stacks encoder.L4H2, decoder.L4H2 or cross.L4H2.
+    --heads HEADS: Only these heads, as in L4H2,L5H0 or 4.2,5.0; of two stacks encoder.L4H2, decoder.L4H2 or cross.L4H2.
     --kind: What replaces its values: zero, the mean over texts, or another text's values.
     --within GLOB: Only at these sites, as in blocks.3.*
     --unit N: With --part neurons: only this one. Repeatable.
@@ -75,14 +78,31 @@ def ablate(
     if as_json:
         screen.result({"model": checkpoint.model, "texts": rows} | result.to_dict())
     else:
-        _show(result, top)
+        where = "at the mask" if model.spec.layout == "encoder" else "at the last token"
+        named = _tokens(model, result, rows[0], target) if part == "positions" and len(rows) == 1 else {}
+        _show(result, top, named, where if at is None else f"at position {at}")
 
 
-def _show(result: Ablations, top: int) -> None:
+def _tokens(model: Model, result: Ablations, text: str, target: str | None) -> dict[str, str]:
+    """The position and the token of each unit of a text, as in `2 ␣by`, with the stack where there are two."""
+    from triptych.probe.prompts import prompt_of, token_names
+
+    prompt, named = prompt_of(model, text, target), dict[str, str]()
+    for one in result.units:
+        stack, place = one.sites[0].rpartition(".")[0], (one.place.positions or (0,))[0]
+        named[one.name] = f"{stack} {place} {token_names(model, prompt, stack != 'decoder')[place]}".strip()
+    return named
+
+
+def _show(result: Ablations, top: int, named: Mapping[str, str], where: str) -> None:
+    """The units with the largest effect, those in `named` by these; `where` the metric was measured."""
     from triptych.probe.twin_runs import margin_text
 
-    largest = result.largest(top)
-    title = f"{result.metric}: {float(result.before.mean()):.4f} as it is; {result.how} ablation"
+    largest = [(named.get(name, name), effect) for name, effect in result.largest(top)]
+    measured = f"{result.metric}, {float(result.before.mean()):.4f} in the whole model,"
+    if result.metric == "kl":
+        measured = "KL divergence from the whole model, in nats,"
+    title = f"{measured} {where}; {PUT[result.how]}"
     lines = [(name, "" if effect != effect else f"{effect:+.4f}") for name, effect in largest]
     screen.show_rows(("without", "changes it by"), lines, title + margin_text(result.margin), right=["changes it by"])
     if len(largest) < len(result.units):

@@ -13,7 +13,7 @@ from . import options, screen
 from .screen import plain
 
 if TYPE_CHECKING:
-    from triptych.probe import HeadTable, LinkTable
+    from triptych.probe import HeadRole, HeadTable, LinkScore, LinkTable
 
 SHOWN = 5  # heads listed of each role
 RANKED = 12  # heads listed of a link
@@ -85,6 +85,11 @@ def _words(
     return query.strip(), key.strip()
 
 
+def _name(row: HeadRole | LinkScore, rows: Sequence[HeadRole | LinkScore]) -> str:
+    """`3.5`, layer and head, as `ablate --heads` takes it; before it the stack, where the model is not a decoder."""
+    return row.name.removeprefix("decoder ") if all(one.stack == "decoder" for one in rows) else row.name
+
+
 def _number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
@@ -97,7 +102,7 @@ def _show(table: HeadTable, name: str) -> None:
     for role, best in table.roles.items():
         lines = []
         for row in best[:SHOWN]:
-            where = f"{row.name} at {row.offset:+d}" if row.offset else row.name
+            where = _name(row, table.rows) + (f" at {row.offset:+d}" if row.offset else "")
             scores = map(_number, (row.score, row.even, row.threshold))
             effects = (_number(row.effect, 3), _number(row.random_effect, 3))
             lines.append((where, *scores, _number(row.z, 1), *effects))
@@ -110,6 +115,12 @@ def _show(table: HeadTable, name: str) -> None:
             )
     if not table.roles:
         screen.console().print(f"no head of {plain(name)} is above its threshold in any role")
+    if table.roles:
+        screen.note(
+            "score, even, threshold: the share of a query's weight on what the title names, in this head, with even "
+            "weights, and the least that counts; z: standard deviations of the score above chance; without it: "
+            f"{table.unit} lost without the head; head 3.5: layer 3, head 5"
+        )
     for role, reason in table.not_measured.items():
         screen.note(f"{role} was not measured: {reason}")
 
@@ -129,7 +140,7 @@ def _show_link(table: LinkTable) -> None:
     for row in table.rows[:RANKED]:
         scores = (_number(row.weight), _number(row.null), _number(row.threshold), _number(row.z, 1), _number(row.p, 3))
         effects = (_number(row.effect, 3), _number(row.random_effect, 3))
-        lines.append((row.name, *scores, *effects, "linked" if row.above else ""))
+        lines.append((_name(row, table.rows), *scores, *effects, "linked" if row.above else ""))
     title = f"from {table.query} to {table.key}: {len(table.above)} of {len(table.rows)} heads"
     screen.show_rows(("head", *numbers, ""), lines, title, right=numbers)
     if unreachable := sum(row.threshold > 1 for row in table.rows[:RANKED]):

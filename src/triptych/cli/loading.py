@@ -44,8 +44,13 @@ def load_model(checkpoint: Checkpoint) -> Model:
 
 
 def load_measured(checkpoint: Checkpoint) -> Model:
-    """`load_model` for commands that measure what is inside.  Raises InputError where a weight is NaN or infinite."""
+    """`load_model` for commands that measure what is inside, with a note on which weights of a packed file multiply.
+    Raises InputError where a weight is NaN or infinite."""
     model = load_model(checkpoint)
+    if model.report is not None and model.report.packed:
+        note("weights: packed, with activations rounded to 8 bits; full weights (--quantize none) give other digits")
+    elif model.report is not None and checkpoint.quantize == "none" and model.report.unpacked:
+        note("weights: full, unpacked from the file; packed ones, the default of other commands, give other digits")
     for name, parameter in model.module.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise InputError(
