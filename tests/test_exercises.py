@@ -66,10 +66,31 @@ def test_a_seed_gives_one_variant_and_another_seed_another(name: str) -> None:
         ("uniform", "first", False),
         (0.5, "nan", False),
         (0.5, "", False),
+        (0.5, "1/2", True),
+        (0.5, "1/0", False),
+        ((0.5, 0.25), "1/2, 1/4", True),
     ],
 )
 def test_what_counts_as_right(answer: exercises.Answer, given: str, right: bool) -> None:
     assert ExerciseQuestion("?", answer, "So.").is_right(given) is right
+
+
+def test_what_is_no_number_is_said() -> None:
+    number, word = ExerciseQuestion("?", 6, "So."), ExerciseQuestion("?", "uniform", "So.")
+    for given in ("abc", "", "nan", "5 apples", "sqrt(36)"):
+        assert number.verdict(given) == "not a number: write it as 0.25 or 1/4"
+    assert [number.verdict(given) for given in ("6 apples", "6", "1/4", "\u22126", "5x5")] == ["right"] * 2 + [
+        "wrong"
+    ] * 3
+    assert word.verdict("abc") == "wrong"
+
+
+def test_no_weights_are_even_in_the_exercise_by_hand() -> None:
+    """Seeds 0 and 1 once had a query of zeros, and keys all alike."""
+    for seed in range(60):
+        weights = exercises.variant("L0.1", seed).questions[1].answer
+        assert isinstance(weights, tuple)
+        assert max(weights) - min(weights) > 1e-6
 
 
 def test_unknown_names_seeds_and_answers_are_refused(unchecked: None) -> None:
@@ -107,7 +128,8 @@ def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: Captured) ->
     assert one.questions[0].solution not in shown
     assert one.questions[0].solution in said(["exercise", "L4.9", "--seed", "4", "--solutions"], capsys)[0]
     assert main(["exercise", "L4.9", "--seed", "4", "--answer", one.questions[0].answer_text]) == 0
-    assert f"2 questions not answered: {one.questions[1].text}" in " ".join(capsys.readouterr().err.split())
+    left = f"2. {one.questions[1].text} 3. {one.questions[2].text}"
+    assert f"2 questions not answered: {left}" in " ".join(capsys.readouterr().err.split())
     every = [word for question in one.questions for word in ("--answer", question.answer_text)]
     assert "not answered" not in said(["exercise", "L4.9", "--seed", "4", *every], capsys)[1]
     result = json.loads(said(["exercise", "L4.9", "--seed", "4", "--answer", "3", "--json"], capsys, 1)[0])
@@ -128,6 +150,7 @@ def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: Captured) ->
         (["all", "--answer", "1"], 2, "give one NAME"),
         (["L4.7", "--answer", "1", "--solutions"], 2, "leave --solutions out"),
         (["L4.7", "--save", "sheet.pdf"], 2, "--save"),
+        (["--answer", "1"], 2, "--answer needs the NAME"),
         (["L4.7", "--seed", "-1"], 2, "--seed"),
         (["L4.7", *["--answer", "1"] * 9], 1, "3 questions"),
     ],

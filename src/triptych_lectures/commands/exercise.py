@@ -45,6 +45,9 @@ def exercise(
     if out is not None:
         raise BadParameter("--out is for --class; use --save FILE for one page")
     if not names:
+        for option, value in {"--answer": answer, "--solutions": solutions, "--save": save}.items():
+            if value:
+                raise BadParameter(f"{option} needs the NAME of an exercise; `triptych exercise` lists them")
         _list(as_json)
         return
     from triptych_lectures import exercises as lectures
@@ -133,11 +136,12 @@ def _check(one: Exercise, answers: list[str], as_json: bool) -> None:
         rows = [{"answer": answer, "right": good} for answer, good in zip(answers, right, strict=True)]
         screen.result({"name": one.name, "seed": one.seed, "answers": rows, "not_answered": left})
     else:
-        words = ("right" if good else "wrong" for good in right)
+        words = (question.verdict(answer) for question, answer in zip(one.questions, answers, strict=False))
         texts = (question.text for question in one.questions)
         screen.show_rows(("", "answer", "question"), zip(words, answers, texts, strict=False))
+        open_ones = [f"{i}. {asked.text}" for i, asked in enumerate(one.questions, 1) if i > len(answers)]
         if left > 0:
-            screen.note(f"{counted(left, 'question')} not answered: {one.questions[len(answers)].text}")
+            screen.note(f"{counted(left, 'question')} not answered: {' '.join(open_ones)}")
         if not all(right):
             screen.note(f"how to work it out: triptych exercise {one.name} --seed {one.seed} --solutions")
     if not all(right):

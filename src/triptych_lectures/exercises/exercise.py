@@ -40,6 +40,15 @@ class ExerciseQuestion:
             return f"({', '.join(map(number, self.answer))})"
         return number(self.answer)
 
+    def verdict(self, answer: str) -> str:
+        """Whether an answer is right, or that it is no number where one was asked for."""
+        if self.is_right(answer):
+            return "right"
+        rest, found = re.subn(rf"{_NUMBER.pattern}|\d+/\d+", "", _plain(answer), flags=re.IGNORECASE)
+        if isinstance(self.answer, str) or (found and not rest.strip(" ,;/%()[]")):
+            return "wrong"
+        return "not a number: write it as 0.25 or 1/4"
+
     @checked
     def is_right(self, answer: str) -> bool:
         """Whether the text `answer` says the answer: all its numbers in order, whole ones exactly and fractions within
@@ -145,10 +154,18 @@ def listed(x: Sequence[float] | Matrix) -> str:
 
 
 def _readings(text: str) -> Iterator[list[float]]:
-    """The numbers of a text, commas read as what stands between them, and again as separators of thousands."""
-    text = re.sub(r"(?<=\d)\s*[x\u00d7]\s*(?=\d)", " ", text).replace("\u2212", "-").replace("_", "")
+    """The numbers of a text, commas read as what stands between them, and again as separators of thousands; and with
+    a / b as a fraction."""
+    text = _plain(text)
     for plain in (text.replace(",", " "), re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text).replace(",", " ")):
         yield [float(one) for one in _NUMBER.findall(plain)]
+    fractions = re.sub(r"(\d+)\s*/\s*0*([1-9]\d*)", lambda of: repr(int(of[1]) / int(of[2])), text)
+    yield [float(one) for one in _NUMBER.findall(fractions.replace(",", " "))]
+
+
+def _plain(text: str) -> str:
+    """A text with the minus of a keyboard, and blanks for the signs between the numbers of a shape."""
+    return re.sub(r"(?<=\d)\s*[x\u00d7]\s*(?=\d)", " ", text).replace("\u2212", "-").replace("_", "")
 
 
 def _agree(numbers: Sequence[float], expected: Sequence[float]) -> bool:

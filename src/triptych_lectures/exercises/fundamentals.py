@@ -17,13 +17,15 @@ SENTENCE = ("She", "sat", "by", "the", "river", "bank")
 
 @exercise("L0.1", "Attention on a few tokens")
 def attention_by_hand(random: Random) -> Draft:
-    x = small(random, 3, 4, low=0, high=2)
-    w_q, w_k, w_v = (small(random, 2, 4, low=0, high=2) for _ in range(3))
-    q, k, v = (x @ w.T for w in (w_q, w_k, w_v))
-    asked = int(random.integers(3))
+    scores = np.zeros(3)
+    while np.ptp(scores) == 0:  # even weights need no softmax
+        x = small(random, 3, 4, low=0, high=2)
+        w_q, w_k, w_v = (small(random, 2, 4, low=0, high=2) for _ in range(3))
+        q, k, v = (x @ w.T for w in (w_q, w_k, w_v))
+        asked = int(random.integers(3))
+        scores = k @ q[asked] / np.sqrt(2)
     weights = attention_pattern(tensor(q), tensor(k))[asked]
     out = attend(tensor(q), tensor(k), tensor(v))[asked]
-    scores = k @ q[asked] / np.sqrt(2)
     statement = (
         "Three tokens of width 4 and one head of width 2. The rows of each W are its outputs, so q = x Wᵀ.",
         matrix("X", x), matrix("W_Q", w_q), matrix("W_K", w_k), matrix("W_V", w_v),
@@ -118,7 +120,7 @@ def losses(random: Random) -> Draft:
             f"exp({loss}).",
         ),
         (
-            "How many pairs of a token and one that it must not see has a row?",
+            "How many pairs of a token and a later one, which it must not see, are in a row?",
             tokens * (tokens - 1) // 2,
             f"T(T−1)/2 of {tokens}: without the mask each token sees the next one, which is its answer, so that the "
             "loss falls towards 0 and generation is nonsense.",

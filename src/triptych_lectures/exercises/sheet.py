@@ -12,6 +12,7 @@ from triptych.page import Facts, QuestionItem, QuestionsSection, Section, render
 from . import LECTURES, of_lectures, variant
 from .exercise import Exercise
 
+COUNTED = "Tokens and places are counted from 1; `--row` and `--position` of the commands count from 0."
 OWN = r"(sheet|solutions)-\d+\.html|answers\.csv"  # names of the files of a class
 TITLE = "Exercises on attention and transformers"
 TRIES = 50  # seeds tried for each sheet: exercises have some variants, not any number
@@ -30,8 +31,8 @@ def class_files(names: Sequence[str], count: int, seed: int = 0) -> dict[str, by
 
     `names` are those of exercises, of lectures, or `all`; without them a sheet has an exercise of each lecture, which
     its seed chooses.  The first sheet is that of `seed`, the others are those of the next seeds that give another one.
-    A sheet names its seed and the command that makes it alone, and is the same in any class.  Raises InputError where
-    these exercises have too few variants.
+    A sheet names its seed and the command that makes it alone, and is the same in any class but for its number.
+    Raises InputError where these exercises have too few variants.
     """
     drawn, seen, own = list[list[Exercise]](), set[object](), seed
     while len(drawn) < count:
@@ -53,11 +54,15 @@ def class_files(names: Sequence[str], count: int, seed: int = 0) -> dict[str, by
     for number, one in enumerate(drawn, 1):
         command = f"triptych exercise {shlex.join([*names, '--class', '1', '--seed', str(one[0].seed)])}"
         made = [("Seed", str(one[0].seed)), ("Made by", command)]
-        about, to_fill = (Facts("Sheet", rows) for rows in (made, [("Name", "_" * 40), ("Date", "_" * 16), *made]))
+        about, to_fill = (
+            Facts(f"Sheet {number}", rows) for rows in (made, [("Name", "_" * 40), ("Date", "_" * 16), *made])
+        )
         pages = {
-            "sheet": _page([to_fill, *(_section(each, answers=False) for each in one)], f"Seed {one[0].seed}", title),
+            "sheet": _page([to_fill, *(_section(each, answers=False) for each in one)], f"Sheet {number}", title),
             "solutions": _page(
-                [*(_section(each, opened=True) for each in one), about], f"Solutions, seed {one[0].seed}"
+                [*(_section(each, opened=True) for each in one), about],
+                f"Solutions of sheet {number}",
+                title,
             ),
         }
         files |= {f"{kind}-{number:0{digits}}.html": page.encode() for kind, page in pages.items()}
@@ -88,4 +93,4 @@ def _section(one: Exercise, *, answers: bool = True, opened: bool = False) -> Se
 
 
 def _page(sections: Sequence[Section], subtitle: str, title: str = TITLE) -> str:
-    return render(title, sections, subtitle=subtitle)
+    return render(title, sections, subtitle=f"{subtitle}. {COUNTED}")

@@ -106,7 +106,7 @@ def best_match_and_content(random: Random) -> Draft:
     weights = attention_pattern(tensor(q), tensor(keys))
     statement = (
         "A query and three tokens, each with a key and a value of one number.",
-        f"  q = {listed(q)}", matrix("k", keys, ["1", "2", "3"]), f"  v = {listed(values)}",
+        f"  q = {listed(q)}", matrix("k", keys, ["token 1:", "token 2:", "token 3:"]), f"  v = {listed(values)}",
     )  # fmt: skip
     scores = keys @ q / sqrt(2)
     return statement, [
@@ -115,8 +115,8 @@ def best_match_and_content(random: Random) -> Draft:
         (
             "What is the output?",
             weights @ tensor(values),
-            f"The weights {listed(row(weights))} are made by the keys alone, and average the values: with one vector "
-            "for both, a token could not be easy to find and say something else.",
+            f"The weights {listed(row(weights))} are made by query and keys, and average the values: with one vector "
+            "for key and value, a token could not be easy to find and say something else.",
         ),
     ]
 
