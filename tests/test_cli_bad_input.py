@@ -94,7 +94,7 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: Captured)
     ("layout", "argv", "says"),
     [
         ("decoder", ["generate", "{m}", "a" * CONTEXT], f"the model has {CONTEXT}"),
-        ("decoder", ["generate", "{m}", ""], "empty"),
+        ("decoder", ["generate", "{m}", ""], "the text is empty"),
         ("decoder", ["generate", "{m}", "a", "--top-p", "0"], "--top-p 0"),
         ("decoder", ["generate", "{m}", "a", "--beams", "30000"], "--beams 30000 is more than the 257 tokens"),
         ("encoder-decoder", ["translate", "{m}", "a", "--beams", "30000"], "--beams 30000 is more than the 259 tokens"),
@@ -120,7 +120,7 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: Captured)
         ("decoder", ["convert", "{m}", "q.safetensors"], "an HF checkpoint is a directory"),
         ("encoder", ["generate", "{m}", "a"], "encoder"),
         ("encoder", ["chat", "{m}"], "is an encoder, which does not generate"),
-        ("encoder", ["fill", "{m}", "no mask here"], "mask"),
+        ("encoder", ["fill", "{m}", "no mask here"], "write [MASK] for a word"),
         ("encoder", ["classify", "{m}", "a"], "no head over classes"),
         ("encoder", ["encode", "{m}", "the " * CONTEXT], f"{CONTEXT}"),
         ("encoder", ["encode", "{m}", "a", "--pooling", "middle"], "must be 'mean', 'first'"),

@@ -201,6 +201,13 @@ def test_count_the_lectures_figures(capsys: Captured) -> None:
     assert re.search(r"cache, fp16, 1 × 4,096 positions\s+603,979,776\s+576\.0 MiB", out)
 
 
+def test_count_is_headed_by_the_name_and_says_what_no_position_reads(capsys: Captured) -> None:
+    out, err = said(["count", "gpt3-175b", "--context", "4096"], capsys)
+    assert "gpt3-175b (gpt2, decoder)" in out
+    assert "--context 4,096 is beyond the 2,048 positions" in err
+    assert not said(["count", "gpt3-175b"], capsys)[1]
+
+
 def test_count_an_encoder_has_no_cache(capsys: Captured) -> None:
     assert "cache" not in said(["count", str(checkpoint("encoder"))], capsys)[0]
 

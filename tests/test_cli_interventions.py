@@ -209,6 +209,8 @@ def test_lenses(decoder: str, capsys: Captured) -> None:
     out, err = said(["lens", decoder, "abc"], capsys)
     assert not err
     assert "blocks.2.resid_post" in out
+    shown = said(["lens", decoder, "abc", "--top", "3"], capsys)[0]
+    assert len(re.findall(r"\d%", shown)) == 3 * len(re.findall(r"\d%", out))
     printed = answered(["lens", decoder, "abc", "--top", "2", "--position", "1", "--position", "2"], capsys)
     assert printed["positions"] == [1, 2]
     assert len(printed["names"][0][0]) == 2

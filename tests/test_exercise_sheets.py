@@ -164,7 +164,7 @@ def test_two_processes_write_one_directory(tmp_path: Path) -> None:
     [
         (["--class", "0"], 2, "0 is not in the range 1<=x<=1000"),
         (["--class", "-1"], 2, "-1 is not in the range"),
-        (["--class", "abc"], 2, "'abc' is not a valid int"),
+        (["--class", "abc"], 2, "'abc' is not an integer of 1 or more"),
         (["--class", "1000000"], 2, "1000000 is not in the range"),
         (["L4.7", "--class", "0"], 2, "0 is not in the range"),
         (["L4.7", "--class", "2", "--answer", "1"], 2, "leave --answer out"),

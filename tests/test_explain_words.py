@@ -210,6 +210,14 @@ def test_letters_are_said(capsys: Captured) -> None:
     assert note in said(["explain", str(checkpoint("decoder")), "the old mill"], capsys)[1]
     assert note not in said(["explain", str(checkpoint("decoder")), "a b"], capsys)[1]
     assert note not in said(["explain", str(checkpoint("encoder")), "the old mill"], capsys)[1]
+    unknown = "no token of this text is in the vocabulary"
+    assert unknown in said(["explain", str(checkpoint("encoder")), "\u65e5\u672c\u8a9e"], capsys)[1]
+    assert unknown not in said(["explain", str(checkpoint("encoder")), "the \u65e5"], capsys)[1]
+
+
+def test_the_help_lists_the_examples(capsys: Captured) -> None:
+    words = " ".join(said(["explain", "--help"], capsys)[0].replace("│", " ").split()).replace(",", " ").split()
+    assert {*EXAMPLES} <= {word.strip(".") for word in words}
 
 
 def test_two_directions_differ_and_one_map_makes_them_equal() -> None:

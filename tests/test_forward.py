@@ -173,9 +173,9 @@ def test_a_row_past_the_positions_is_refused() -> None:
 
 
 def test_empty_batches_and_rows_are_refused() -> None:
-    with pytest.raises(InputError, match="row 1 is empty"):
+    with pytest.raises(InputError, match=r"the text is empty \(row 1\)"):
         logits(tiny.decoder(), [[1], []])
-    with pytest.raises(InputError, match="prompt 0 is empty"):
+    with pytest.raises(InputError, match=r"the text is empty \(prompt 0\)"):
         Request(prompt=[])
 
 

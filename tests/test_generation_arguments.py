@@ -126,7 +126,7 @@ def test_beams_give_each_token_of_the_best_hypothesis(model: Model) -> None:
 
 
 def test_no_prompts_and_wrong_ids_are_refused(model: Model) -> None:
-    for prompts, message in [([], "no rows"), ([[1.5]], "no token id"), ([[]], "prompt 0 is empty"), ([[41]], "41")]:
+    for prompts, message in [([], "no rows"), ([[1.5]], "no token id"), ([[]], "the text is empty"), ([[41]], "41")]:
         with pytest.raises(InputError, match=message):
             model.generate(prompts, max_new_tokens=2)
 

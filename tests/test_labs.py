@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from cli_models import Captured, refused, said
+from cli_models import Captured, checkpoint, refused, said
 from test_page import Reader
 from triptych.cli import main
 from triptych.errors import InputError, MissingExecutableError
@@ -118,7 +118,7 @@ def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: Captured) -> 
     pytest.importorskip("matplotlib")
     catalogue(of_squares=good)
     Path("d.txt").write_text("words", encoding="utf-8")
-    given = ["--seed", "7", "--model", "m.gguf", "--data", "d.txt", "--out", "pictures", "--report", "new/page.html"]
+    given = ["--seed", "7", "--model", "m.gguf", "--data", "d.txt", "--out", "pictures", "--report", "page.html"]
     out, err = said(["lab", "of-squares", *given], capsys)
     assert out.splitlines()[-1] == "PASS: two squared: 4 (exactly 4)"
     for text in ("Are squares square?", "square", "9", "7", "m.gguf", "d.txt", "hello", "Some words.", "They are."):
@@ -129,7 +129,7 @@ def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: Captured) -> 
     assert plots == ["of-squares-2.png", "of-squares-2.svg", "of-squares.png", "of-squares.svg"]
     for plot in Path("pictures").glob("*.svg"):
         assert f">triptych lab of-squares {' '.join(given)}<" in plot.read_text("utf-8")
-    page = Reader(Path("new/page.html").read_text(encoding="utf-8"))
+    page = Reader(Path("page.html").read_text(encoding="utf-8"))
     assert [one["kind"] for one in page.sections()] == [
         "verdict", "table", "facts", "curve", "attention", "samples", "prose"
     ]  # fmt: skip
@@ -147,6 +147,19 @@ def test_a_lab_that_fails(catalogue: Callable[..., None], capsys: Captured) -> N
 def test_a_lab_that_cannot_run_is_one_line(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(hopeless=broken)
     assert said(["lab", "hopeless"], capsys, 1)[1].splitlines()[-1] == "error: the text is empty; give another"
+
+
+def test_the_word_of_the_bank_must_be_one_token() -> None:
+    with pytest.raises(InputError, match=r"'bank' as one and the same token .* in a model of letters it is several"):
+        labs.run("bank", Setup(model=str(checkpoint("decoder"))))
+
+
+def test_a_failure_at_other_sizes_says_so(catalogue: Callable[..., None], capsys: Captured) -> None:
+    sentence = "the criteria are meant for the sizes of the lab"
+    assert sentence in said(["lab", "scaling", "--set", "widths=4,8"], capsys, 1)[1]
+    assert sentence not in said(["lab", "scaling", "--set", "rows=9"], capsys)[1]
+    catalogue(worse=bad)
+    assert sentence not in said(["lab", "worse"], capsys, 1)[1]
 
 
 def test_one_lab_as_json(catalogue: Callable[..., None], capsys: Captured) -> None:
@@ -264,7 +277,8 @@ def test_a_folder_that_cannot_be_made_ends_it_before_the_work(catalogue: Callabl
     pytest.importorskip("matplotlib")
     Path("taken").write_text("", encoding="utf-8")
     catalogue(hopeless=broken)
-    assert "taken" in said(["lab", "hopeless", "--out", "taken"], capsys, 1)[1]
+    assert "--out taken is a file; give a directory" in said(["lab", "hopeless", "--out", "taken"], capsys, 1)[1]
+    assert "/nowhere: No such directory" in said(["lab", "hopeless", "--report", "/nowhere/x.html"], capsys, 1)[1]
 
 
 class StepsLab(Lab):
@@ -286,7 +300,8 @@ def test_sizes_of_a_run_replace_those_of_the_lab() -> None:
         ({"step": 3}, r"no size 'step' \(did you mean 'steps'\?\); it has: steps, rate, depths"),
         ({"steps": 1.5}, "size steps: '1.5' is not of type int"),
         ({"steps": 0}, "size steps: '0' must be above 0"),
-        ({"rate": "nan"}, "size rate: 'nan' must be above 0"),
+        ({"rate": "nan"}, "size rate: 'nan' must be above 0 and finite$"),
+        ({"rate": -1}, "size rate: '-1' must be above 0 and finite$"),
         ({"depths": "4,,8"}, "size depths: '' is not of type int"),
     ],
 )

@@ -36,7 +36,7 @@ def chat(
     top_p: options.Share = 0.9,
     min_p: options.Share = 0.0,
     repetition_penalty: float = 1.0,
-    seed: int | None = None,
+    seed: options.Natural | None = None,
     stop: list[str] | None = None,
     draft: str | None = None,
     draft_tokens: options.Positive = 4,

@@ -63,6 +63,8 @@ def count(
     header = header_of(model, ignore or (), offline=offline)
     spec, stored = header.spec, _stored_bytes(header)
     counts, positions = count_model(spec), context or spec.context or DEFAULT_POSITIONS
+    if spec.context and positions > spec.context:
+        screen.note(f"--context {positions:,} is beyond the {spec.context:,} positions that this model reads")
     cache_dtype = cache_dtype or (dtype if dtype in ("fp32", "bf16") else "fp16")
     source = positions if spec.layout == "encoder-decoder" else 0
     rates = _measured(dtype) if speed else None
@@ -80,7 +82,7 @@ def count(
         more = {"chosen": chosen, "stored_bytes": stored, "predicted": predicted and predicted.to_dict()}
         screen.result(counts.to_dict(positions, batch=batch, source=source) | more)
         return
-    _show_parts(counts)
+    _show_parts(counts, model)
     _show("cost", _costs(counts, positions, batch, (dtype, cache_dtype), source) + _stored(stored))
     _show("training in fp32, with AdamW", _training(counts, positions, batch, source))
     if predicted and rates:
@@ -106,7 +108,7 @@ def _measured(dtype: str) -> tuple[float, float]:
     return rates.read, rates.fp32 if dtype == "fp32" else max(rates.fp32, rates.bf16)
 
 
-def _show_parts(counts: Count) -> None:
+def _show_parts(counts: Count, asked: str) -> None:
     numbers = ["parameters", "share"]
     parts = screen.table("part", *numbers, right=numbers)
     for name, number in counts.parameters.items():
@@ -115,7 +117,8 @@ def _show_parts(counts: Count) -> None:
     parts.add_row("total", f"{counts.total:,}", "", style="bold")
     if counts.active != counts.total:
         parts.add_row("used by one token", f"{counts.active:,}", f"{counts.active / counts.total:.1%}")
-    screen.show(parts, f"{counts.spec.family}, {counts.spec.layout}")
+    kind = f"{counts.spec.family}, {counts.spec.layout}"
+    screen.show(parts, f"{asked} ({kind})" if asked in NAMED else kind)
 
 
 def _costs(counts: Count, positions: int, batch: int, dtypes: tuple[str, str], source: int) -> list[Row]:

@@ -50,7 +50,9 @@ def explain(
     --cache: Explain one decoding step with the KV cache: what is computed and what is reused.
     --pair WORD:WORD: Show the score of the first word for the second beside that of the second for the first.
     --probability: The probability of TEXT: that of each token after those before it, and their product.
-    --example NAME: A worked example of the lectures, for example L2.1.
+    --example NAME: A worked example of the lectures: L0.2, L0.2.6, L0.2.7, L0.3, L0.softmax, L0.2.9, L1.sat, L1.tie,
+        L2.example-1, L2.example-2, L2.example-3, L2.1, L2.2, L4.6, L4.9, L4.11, L4.12.3, L4.14, L4.15, L4.pairs or
+        L4.shapes.
     --save FILE: Write the steps to an offline .html page, or the attention maps to an .svg picture.
     --playground FILE: Write an .html page where Q, K and V are edited by hand.
     """
@@ -111,10 +113,16 @@ def _words(pair: str | None) -> tuple[str, str] | None:
 
 
 def _say_letters(model: Model, text: str) -> None:
-    """A note where the tokens of a text are its letters, so that a word is not one row."""
+    """A note where the tokens of a text are its letters, so that a word is not one row, and where none is known."""
     from triptych.probe.prompts import name_tokens
 
-    if model.tokenizer is None or not re.search(r"\w\w", text):
+    if model.tokenizer is None:
+        return
+    words = [name.lower() for name in name_tokens(model, model.ids([text])[0])]
+    if {"[unk]", "<unk>"} & {*words} and all(name.startswith(("<", "[")) for name in words):
+        screen.note("warning: no token of this text is in the vocabulary; all of them are unknown, and look alike")
+        return
+    if not re.search(r"\w\w", text):
         return
     names = name_tokens(model, model.ids([text])[0])
     if all(len(name) <= 1 for name in names if not name.startswith(("<", "["))):

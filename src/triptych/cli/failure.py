@@ -126,13 +126,22 @@ def _describe_usage_error(error: ParserError, arguments: Sequence[str]) -> str:
     if commands is not None and words and words[0] not in commands:
         return _describe_unknown_command(error, words[0], hint)
     if type(error).__name__ != "NoSuchOption":
-        return error.format_message().rstrip(".") + hint
+        return _in_words(error.format_message().rstrip("."), getattr(error, "param", None)) + hint
     typed = _as_typed(getattr(error, "option_name", ""), arguments)
     options = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
     pieces = [piece.strip("{}") for piece in context.command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
     usage = " ".join([context.command_path, *pieces])
     ours = of_options(typed, options, usage)
     return f"No such option: {typed}; write {ours}{hint}" if ours else error.format_message().rstrip(".") + hint
+
+
+def _in_words(message: str, parameter: Any) -> str:
+    """The parser's message with what an option takes in place of the name of its type."""
+    least = getattr(getattr(parameter, "type", None), "min", None)
+    above = "" if least is None else f" of {least} or more"
+    for kind, words in {"int": "an integer", "integer": "an integer", "float": "a number"}.items():
+        message = re.sub(rf"a valid {kind}( range)?$", words + above, message)
+    return message
 
 
 def _describe_unknown_command(error: ParserError, word: str, hint: str) -> str:

@@ -29,7 +29,7 @@ def generate(
     top_p: options.Share = 1.0,
     min_p: options.Share = 0.0,
     repetition_penalty: float = 1.0,
-    seed: int | None = None,
+    seed: options.Natural | None = None,
     stop: list[str] | None = None,
     stop_id: list[int] | None = None,
     beams: options.Natural = 0,

@@ -21,7 +21,7 @@ def lens(
     checkpoint: options.Checkpoint,
     text: str,
     *,
-    top: options.Positive = 5,
+    top: options.Positive | None = None,
     position: list[int] | None = None,
     attribution: bool = False,
     answer: str | None = None,
@@ -34,7 +34,7 @@ def lens(
     """Show the likeliest tokens after each layer (the logit lens), or what each part adds to the answer's logit.
 
     TEXT: Text to run the model on.
-    --top K: Tokens for each layer and position.
+    --top K: Tokens for each layer and position; by default 5 of one position, and 1 of several.
     --position P: Show only this position. Repeatable.
     --attribution: Show what each head and MLP adds to the answer's logit instead.
     --answer TOKEN: The answer of --attribution; by default the likeliest token.
@@ -60,7 +60,7 @@ def lens(
     if attribution:
         result = parts = model.attribute_logit(text, answers, at=position[0] if position else None, target=target)
     else:
-        result = predictions = model.lens(text, top=top, positions=position or None, stack=stack, target=target)
+        result = predictions = model.lens(text, top=top or 5, positions=position or None, stack=stack, target=target)
     if save is not None:
         from triptych.page.interventions import lens_page
 
@@ -68,13 +68,13 @@ def lens(
     if as_json:
         screen.result({"model": checkpoint.model, "text": text} | result.to_dict())
     elif save is None and predictions is not None:
-        _show_lens(predictions)
+        _show_lens(predictions, top or 1)
     elif save is None and parts is not None:
         _show_parts(parts)
 
 
-def _show_lens(predictions: Lens) -> None:
-    """Layers by positions with the likeliest token; of one position, layers by ranks."""
+def _show_lens(predictions: Lens, top: int) -> None:
+    """Layers by positions with the `top` likeliest tokens; of one position, layers by ranks."""
     p, layers = predictions.probabilities.tolist(), enumerate(predictions.layers)
     if len(predictions.positions) == 1:
         ranks = [str(k + 1) for k in range(predictions.ids.shape[-1])]
@@ -86,8 +86,12 @@ def _show_lens(predictions: Lens) -> None:
         return
     shown = range(max(0, len(predictions.positions) - WIDEST), len(predictions.positions))
     columns = [f"{predictions.positions[t]} {predictions.tokens[t]}" for t in shown]
-    lines = [(layer, *(f"{predictions.names[i][t][0]} {p[i][t][0]:.0%}" for t in shown)) for i, layer in layers]
-    screen.show_rows(("layer", *columns), lines, "the likeliest token after each layer")
+    lines = []
+    for i, layer in layers:
+        cells = ([*zip(predictions.names[i][t], p[i][t], strict=True)][:top] for t in shown)
+        lines.append((layer, *("\n".join(f"{name} {chance:.0%}" for name, chance in cell) for cell in cells)))
+    likeliest = "token" if top == 1 else f"{top} tokens"
+    screen.show_rows(("layer", *columns), lines, f"the likeliest {likeliest} after each layer")
     if len(shown) < len(predictions.positions):
         last = f"the last {WIDEST} of {len(predictions.positions)} positions"
         screen.note(f"{last}; choose others with --position, or --save")

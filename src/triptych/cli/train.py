@@ -274,6 +274,8 @@ def quickstart(
     """
     if resume and force:
         raise BadParameter("--resume continues the run that --force deletes; give one of the two")
+    if data is not None and not data.exists():
+        raise BadParameter(f"--data {data}: no such file or directory; give UTF-8 text")
     with TrainingProgress() as bar:
         bar.say("starting")
         from triptych import machine

@@ -27,7 +27,7 @@ def transcribe(
     language: str | None = None,
     task: Literal["transcribe", "translate"] = "transcribe",
     format_: TranscriptFormat = "times",
-    seed: int = 0,
+    seed: options.Natural = 0,
     previous: bool = False,
     cache: options.CacheOption = "auto",
     as_json: options.Json = False,

@@ -169,7 +169,7 @@ def caption(
     ] = None,
     beams: options.Natural = 0,
     temperature: options.Temperature = 0.0,
-    seed: int = 0,
+    seed: options.Natural = 0,
     as_json: options.Json = False,
 ) -> None:
     """Write a text for each image, with an encoder of images and a decoder; token ids without a tokenizer.

@@ -64,7 +64,7 @@ class Request:
         for name in ("number", "max_new_tokens", "logprobs"):
             integer(name, getattr(self, name) or 0, 0)
         if not len(self.prompt):
-            raise InputError(f"prompt {self.number} is empty: give it at least one token")
+            raise InputError(f"the text is empty (prompt {self.number}); give at least one token")
         stop_strings(self.stop)
         if not isinstance(self.probe, Session | None):
             raise InputError(

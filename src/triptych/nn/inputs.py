@@ -30,7 +30,7 @@ def flat(rows: Sequence[Sequence[int]], device: torch.device) -> FlatBatch:
     """Rows of ids as the flat batch: [N] and where each row lies.  Raises InputError for an empty row."""
     for i, row in enumerate(rows):
         if not len(row):
-            raise InputError(f"row {i} is empty: give it at least one token")
+            raise InputError(f"the text is empty (row {i}); give at least one token")
     ids = torch.tensor([token for row in rows for token in row], dtype=torch.long, device=device)
     return ids, Rows(tuple(len(row) for row in rows))
 

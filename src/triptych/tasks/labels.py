@@ -105,7 +105,7 @@ def fill(model: TaskModel, texts: Texts, *, top: int = 5) -> list[list[list[tupl
     integer("top", top, 1)
     for i, row in enumerate(rows):
         if mask_id not in row:
-            raise InputError(f"text {i} has no mask token to fill")
+            raise InputError(f"text {i} has no mask token to fill; write {tokenizer.tokens([mask_id])[0]} for a word")
     ids, where = flat(rows, module.device)
     probs = torch.softmax(module.logits(Batch(inputs=ids, rows=where)).float(), dim=-1)
     check_numbers("a probability", [probs])

@@ -14,6 +14,7 @@ from typer import BadParameter, Exit
 
 from triptych import __version__
 from triptych.cli import options, screen
+from triptych.cli.loading import check_file
 from triptych.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def lab(
         return
     if seeds is not None and seed + seeds - 1 > options.LAST_SEED:
         raise BadParameter(f"--seeds {seeds} from --seed {seed} on goes beyond {options.LAST_SEED}")
-    screen.check_suffix(report, option="--report")
+    if report is not None:
+        check_file(report, screen.PAGE, "--report")
     if data is not None and data != SHAKESPEARE and not Path(data).exists():
         raise BadParameter(f"--data {data}: no such file; give a UTF-8 text file, or {SHAKESPEARE}")
     from triptych_lectures.labs import LABS, check_inputs, checked_name
@@ -166,9 +168,10 @@ def _run(
 ) -> bool:
     """Run labs -> whether none failed."""
     draws = importlib.util.find_spec("matplotlib") is not None
-    keeps = [out] if draws or seeds is not None else []
-    for folder in keeps + ([report.parent] if report is not None else []):
-        folder.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after
+    if draws or seeds is not None:  # fails before minutes of work, not after
+        if out.exists() and not out.is_dir():
+            raise InputError(f"--out {out} is a file; give a directory for the plots")
+        out.mkdir(parents=True, exist_ok=True)
 
     outcomes: list[LabRun] = []
     with _progress(len(names)) as (say, done):
@@ -190,6 +193,8 @@ def _run(
         _show_all(outcomes, report)
     else:
         _show_one(outcomes[0], report)
+    if setup.sizes and any(outcome.failed for outcome in outcomes):
+        screen.note("the criteria are meant for the sizes of the lab, which --set has replaced")
     if not draws:
         screen.note("plots need matplotlib, which is not installed; run: pip install matplotlib")
     return not any(outcome.failed for outcome in outcomes)

@@ -229,8 +229,14 @@ class SentencePair:
         if model.spec.layout != "decoder":
             raise InputError(f"this lab needs a decoder, and this model is an {model.spec.layout}")
         self.model, self.rows = model, model.ids([f"{start} {word} {ambiguous}" for start, word in sentences])
-        if len({row[-1] for row in self.rows}) > 1:
-            raise InputError("this lab needs a tokenizer that ends both sentences in one and the same token")
+        before_last = model.ids([f"{start} {word}" for start, word in sentences])
+        if len(
+            {tuple(row[len(own) :]) for row, own in zip(self.rows, before_last, strict=True)} - {(self.rows[0][-1],)}
+        ):
+            raise InputError(
+                f"this lab needs a model that has {ambiguous!r} as one and the same token in each sentence; in a model"
+                " of letters it is several"
+            )
         starts = [len(row) for row in model.ids([start for start, _ in sentences])]
         self.words = [range(start, len(row) - 1) for start, row in zip(starts, self.rows, strict=True)]
         trace = model.trace(self.rows, read=["blocks.*.attn.pattern"])

@@ -118,7 +118,8 @@ def _converted(base: object, name: str, value: Size) -> Any:
         except ValueError:
             raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}; give it as 8 or 8,16") from None
         if kind is not str and not 0 < numbers[-1] < (math.inf if kind is float else 1e9):
-            raise InputError(f"size {name}: {shown(text)} must be above 0 and finite, as an integer below 10**9")
+            form = "finite" if kind is float else "an integer below 10**9"
+            raise InputError(f"size {name}: {shown(text)} must be above 0 and {form}")
     return tuple(numbers) if isinstance(default, tuple) else numbers[0]
 
 

@@ -42,9 +42,19 @@ class ScalingLab(Lab):
         columns = ("entropy", "median gradient", "mean gradient", f"gradient below {self.small:g}")
         table = TableSection(
             f"{self.tokens} tokens, q and k with independent entries of variance 1",
-            ("d", "variance of q·k", *(f"{name}, {scale}" for name in columns for scale in scales)),
+            (
+                "d",
+                "variance of q·k",
+                "its root",
+                "divided by √d",
+                *(f"{name}, {scale}" for name in columns for scale in scales),
+            ),
             [
-                [str(d), f"{variance:.4g}", *(f"{x:.3g}" for of_both in zip(*both, strict=True) for x in of_both)]
+                [
+                    str(d),
+                    *(f"{x:.4g}" for x in (variance, variance**0.5, (variance / d) ** 0.5)),
+                    *(f"{x:.3g}" for of_both in zip(*both, strict=True) for x in of_both),
+                ]
                 for d, (variance, *both) in zip(self.widths, measured, strict=True)
             ],
         )
