@@ -9,9 +9,10 @@ import pytest
 import planted_heads as planted
 from browser import CHROMIUM, Browser
 from cli_models import Captured, checkpoint, refused, said
-from triptych.cli.heads import _show_link
+from triptych.cli.heads import _show, _show_link
 from triptych.model import load
 from triptych.page import AttentionMap, AttentionSection, render
+from triptych.probe import HeadRole, HeadTable
 from triptych.probe.links import LinkScore, LinkTable
 
 BANK = ["--text", "She sat by the river bank"]
@@ -54,6 +55,16 @@ def test_a_link_of_words_of_several_tokens(capsys: Captured) -> None:
     assert [len(places) for places in document["places"]] == [4, 5]  # a token a letter
     assert len(document["heads"]) == 3 * 6
     assert "0 of 18 heads" in run(["--link", "bank:river", *BANK], capsys)[0]
+
+
+def test_the_numbers_of_roles_have_a_legend(capsys: Captured) -> None:
+    row = HeadRole("decoder", 3, 5, "previous", 0.9, 0.1, 0.1, 0.5, 12.0, 0.001)
+    for stack, name in (("decoder", " 3.5 "), ("encoder", " encoder 3.5 ")):
+        _show(HeadTable((replace(row, stack=stack),), (), {}, "nats", 0), "model")
+        out, err = capsys.readouterr()
+        assert name in out
+        assert ("decoder" in out) is False
+        assert "without it: nats lost without the head" in " ".join(err.split())
 
 
 def test_a_threshold_that_no_weight_can_reach_is_said(capsys: Captured) -> None:

@@ -205,6 +205,18 @@ def test_an_encoder_decoder_and_a_masked_encoder(capsys: Captured) -> None:
     assert "encoder.blocks.1.resid_post" in out
 
 
+@pytest.mark.weights
+def test_which_weights_multiply_is_said(smollm2_gguf: Path, capsys: Captured) -> None:
+    """One text has other digits with packed weights."""
+    packed, full = "weights: packed", "weights: full, unpacked from the file"
+    for argv, note in (
+        (["lens", str(smollm2_gguf), "She sat"], packed),
+        (["lens", str(smollm2_gguf), "She sat", "--quantize", "none"], full),
+        (["explain", str(smollm2_gguf), "She sat"], full),
+    ):
+        assert said(argv, capsys)[1].startswith(note)
+
+
 def test_lenses(decoder: str, capsys: Captured) -> None:
     out, err = said(["lens", decoder, "abc"], capsys)
     assert not err
