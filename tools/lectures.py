@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 from lecture_pages import LecturePages, entries
 from lecture_sources import digest as digest_of_sources
 
-from triptych_lectures.labs import LABS, TEXTS, module_of
+from triptych_lectures.labs import LABS, module_of
+from triptych_lectures.labs.texts import TEXTS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

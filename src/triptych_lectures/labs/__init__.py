@@ -7,18 +7,16 @@ file it stands in where several labs share one, and what it may be given in plac
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triptych.arguments import checked
 from triptych.errors import InputError, nearest, shown
-from triptych.files import tables_of
 from triptych.migration_hints import answer_for
+from .texts import TEXTS
 
 if TYPE_CHECKING:
     from .lab import Lab, LabResult, Setup
 
-TEXTS = tables_of(Path(__file__).with_name("labs"))
 LABS: dict[str, str] = {lab: entry["about"] for lab, entry in TEXTS.items()}
 INPUTS: dict[str, tuple[str, ...]] = {lab: tuple(entry.get("inputs", ())) for lab, entry in TEXTS.items()}
 

@@ -17,7 +17,7 @@ from triptych.arguments import checked_methods, integer
 from triptych.errors import InputError, nearest, shown
 from triptych.page import Section
 from triptych.page.sections import section_data
-from . import TEXTS
+from .texts import TEXTS
 
 L = TypeVar("L", bound="Lab")
 Ints = tuple[int, ...]
