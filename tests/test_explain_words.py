@@ -11,6 +11,7 @@ from test_explain import FAMILIES, IDS, changed, reference
 from triptych.errors import InputError
 from triptych.explain import EXAMPLES, TOLERANCE, Walk, WalkStep, explain, explain_pair, explain_probability, worked
 from triptych.explain.examples_by_hand import attention_steps, matrices
+from triptych.explain.steps import number
 from triptych.model import load
 from triptych.probe.role_texts import words_of
 
@@ -130,6 +131,9 @@ def test_a_pair_has_both_scores_of_the_forward(layout: str) -> None:
     assert float(pair.value[0, 0]) != pytest.approx(float(pair.value[1, 0]), rel=1e-3)
     assert walk.agrees
     assert walk.outcome.startswith("mill → old: score ")
+    there, back = (number(weight) for weight in pair.value[:, 2].tolist())  # not 0.000 where it is small
+    assert f"weight {there}; old → mill" in walk.outcome
+    assert f"weight {back}; " in walk.outcome
     assert ("The mask hides “mill” from “old”" in step.meaning) is (layout == "decoder")
 
 
@@ -155,8 +159,8 @@ def test_the_probability_of_a_text_is_the_product_of_its_conditionals() -> None:
     assert totals[3] == pytest.approx(product ** (-1 / (len(ids) - 1)))
     assert walk.agrees
     assert f"{len(ids) - 1} tokens" in walk.outcome
-    for number in range(1, 4):
-        assert not changed(walk, number, "makes", 0).agrees
+    for place in range(1, 4):
+        assert not changed(walk, place, "makes", 0).agrees
 
 
 def test_all_texts_of_two_tokens_share_a_probability_of_one() -> None:
