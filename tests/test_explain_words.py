@@ -1,13 +1,16 @@
 """What `explain` says beside its numbers is measured in the same run."""
 
+import io
 import re
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from cli_models import Captured, checkpoint, said
 from test_explain import FAMILIES, IDS, changed, reference
+from triptych.cli.explain import _print_step
 from triptych.errors import InputError
 from triptych.explain import EXAMPLES, TOLERANCE, Walk, WalkStep, explain, explain_pair, explain_probability, worked
 from triptych.explain.examples_by_hand import attention_steps, matrices
@@ -235,3 +238,16 @@ def test_keys_and_values_move_together() -> None:
     given, both, alone = (step.makes[0].value for step in worked("L4.pairs").steps if step.part == "Output")
     assert torch.allclose(given, both)
     assert (given - alone).abs().max() > 1
+
+
+def test_a_terminal_shows_whole_words_and_where_columns_are_left_out() -> None:
+    """At 80 columns, of a text of letters, the words of a pair and the first of fourteen tokens."""
+    out = Console(width=80, file=io.StringIO())
+    walk = explain_pair(load(checkpoint("decoder")), "old mill, the mill", "mill@2", "mill@1")
+    for title in ("Tokens", "Two words"):
+        _print_step(out, 1, step_of(walk, title), 0.0)
+    printed = out.file.getvalue()
+    assert "mill@2 → mill@1 " in printed
+    names = next(line for line in printed.splitlines() if "…" in line and "more" not in line).split()
+    assert names[-2] == "…"
+    assert max(map(len, printed.splitlines())) <= 80
