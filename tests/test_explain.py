@@ -358,6 +358,16 @@ def test_what_is_left_out_is_counted() -> None:
     assert square.excerpt().values[7][7] == float(square.value[1, 11, 11])
     assert square.excerpt().left_out == "… 4 more columns, 4 more rows"
     assert square.shape == "[H 2, T 12, S 12]"
+    assert square.excerpt().with_gap("abcdefgl", "…") == list("abcdefg…l")
+    assert shown.excerpt().with_gap("0123", "…") == list("0123…")  # behind the last that is printed
+
+
+@pytest.mark.parametrize(("fitting", "columns"), [(9, "abcdefghi"), (8, "abcdefgi")])
+def test_all_is_printed_where_one_column_or_row_would_be_left_out(fitting: int, columns: str) -> None:
+    names = list("abcdefghi")
+    part = ShownTensor("p", "p", "T S", torch.rand(9, 9), names, names, focus=8).excerpt(8, fitting)
+    assert (part.rows, part.columns) == (tuple(names), tuple(columns))
+    assert (part.more_rows, part.column_gap) == (0, None if fitting == 9 else 7)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """What `explain` says beside its numbers is measured in the same run."""
 
+import io
 import re
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from cli_models import Captured, checkpoint, said
 from test_explain import FAMILIES, IDS, changed, reference
+from triptych.cli.explain import _print_step
 from triptych.errors import InputError
 from triptych.explain import EXAMPLES, TOLERANCE, Walk, WalkStep, explain, explain_pair, explain_probability, worked
 from triptych.explain.examples_by_hand import attention_steps, matrices
+from triptych.explain.steps import number
 from triptych.model import load
 from triptych.probe.role_texts import words_of
 
@@ -130,6 +134,9 @@ def test_a_pair_has_both_scores_of_the_forward(layout: str) -> None:
     assert float(pair.value[0, 0]) != pytest.approx(float(pair.value[1, 0]), rel=1e-3)
     assert walk.agrees
     assert walk.outcome.startswith("mill → old: score ")
+    there, back = (number(weight) for weight in pair.value[:, 2].tolist())  # not 0.000 where it is small
+    assert f"weight {there}; old → mill" in walk.outcome
+    assert f"weight {back}; " in walk.outcome
     assert ("The mask hides “mill” from “old”" in step.meaning) is (layout == "decoder")
 
 
@@ -155,8 +162,8 @@ def test_the_probability_of_a_text_is_the_product_of_its_conditionals() -> None:
     assert totals[3] == pytest.approx(product ** (-1 / (len(ids) - 1)))
     assert walk.agrees
     assert f"{len(ids) - 1} tokens" in walk.outcome
-    for number in range(1, 4):
-        assert not changed(walk, number, "makes", 0).agrees
+    for place in range(1, 4):
+        assert not changed(walk, place, "makes", 0).agrees
 
 
 def test_all_texts_of_two_tokens_share_a_probability_of_one() -> None:
@@ -231,3 +238,16 @@ def test_keys_and_values_move_together() -> None:
     given, both, alone = (step.makes[0].value for step in worked("L4.pairs").steps if step.part == "Output")
     assert torch.allclose(given, both)
     assert (given - alone).abs().max() > 1
+
+
+def test_a_terminal_shows_whole_words_and_where_columns_are_left_out() -> None:
+    """At 80 columns, of a text of letters, the words of a pair and the first of fourteen tokens."""
+    out = Console(width=80, file=io.StringIO())
+    walk = explain_pair(load(checkpoint("decoder")), "old mill, the mill", "mill@2", "mill@1")
+    for title in ("Tokens", "Two words"):
+        _print_step(out, 1, step_of(walk, title), 0.0)
+    printed = out.file.getvalue()
+    assert "mill@2 → mill@1 " in printed
+    names = next(line for line in printed.splitlines() if "…" in line and "more" not in line).split()
+    assert names[-2] == "…"
+    assert max(map(len, printed.splitlines())) <= 80

@@ -76,6 +76,13 @@ def test_logarithmic_axes_space_powers_evenly(browser: Browser, tmp_path: Path):
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
 
 
+@pytest.mark.parametrize(("start", "marks"), [(1, "1 2 3 4"), (0.5, "0.5 1 1.5 2 2.5 3 3.5")])
+def test_an_axis_of_layers_has_no_half_layers(start: float, marks: str, browser: Browser, tmp_path: Path):
+    line = page.Curve("t", "layers", "y", {"a": [(start, 1), (start + 3, 2)]}, {})
+    ticks = '[...document.querySelectorAll("text.tick")].map((one) => one.textContent).join(" ")'
+    assert opened(browser, tmp_path, line).evaluate(ticks) == marks
+
+
 def test_steps_open_all_at_once(browser: Browser, tmp_path: Path):
     items = [page.Unfolding(i, f"step {i}", "y = x", "", [], "", open=i == 1) for i in (1, 2, 3)]
     sections = page.StepsSection("part", items), page.StepsSection("opened", items[:1])

@@ -14,7 +14,7 @@ from cli_models import checkpoint
 from test_page import NASTY, pattern
 from test_page_browser import BUTTONS, SLOW, STATUS
 from triptych.model import load
-from triptych.page import AttentionMap, AttentionSection, MatrixSection, TableSection, TopMap, render, write
+from triptych.page import AttentionMap, AttentionSection, MatrixSection, TableSection, TopMap, WordStates, render, write
 from triptych.page.attention_page import inside_page
 from triptych.page.inspect import inspect_text
 
@@ -292,3 +292,32 @@ def test_a_wait_that_cannot_end_says_what_it_waited_for(
         tab.wait("window.never")
     with pytest.raises(TimeoutError, match=r"the browser sent nothing.*waited for Runtime\.evaluate.*new Promise"):
         tab.evaluate("new Promise(() => {})")
+
+
+LABELS = """(() => {
+  const place = document.querySelector(".plane-of-words");
+  const [slider, picture] = [place.querySelector("input[type=range]"), place.querySelector("svg.plane")];
+  return [...place.querySelector(".choice").children].flatMap((stack) => {
+    stack.click();
+    return Array.from({ length: Number(slider.max) + 1 }, (_, layer) => {
+      slider.value = layer;
+      slider.dispatchEvent(new Event("input"));
+      const boxes = [...picture.querySelectorAll("text")].map((one) => one.getBBox());
+      const over = (a, b) => Math.min(a.x + a.width, b.x + b.width) > Math.max(a.x, b.x)
+        && Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y) > 0.3 * a.height;
+      const covered = boxes.filter((a, i) => boxes.slice(i + 1).some((b) => over(a, b))).length;
+      return [stack.textContent, layer, boxes.length, covered];
+    });
+  });
+})()"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_words_of_a_plane_cover_each_other_in_no_layer(browser: Browser, tmp_path: Path, width: int) -> None:
+    page = tmp_path / "words.html"
+    write(page, render("Words", [WordStates("One word")]))
+    shown = browser.open(page, width=width).wait().evaluate(LABELS)
+    assert len(shown) > 100
+    assert [one for one in shown if one[3] > 0] == []
+    assert min(count for *_, count, _ in shown) >= 8  # where all points are one, so many lines are near enough
+    assert [count for stack, layer, count, _ in shown if (stack, layer) == ("bank", 30)] == [16]  # as the page opens

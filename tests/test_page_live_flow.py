@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from browser import CHROMIUM, Browser, Tab
-from live_pages import in_python
+from live_pages import in_python, without
 from test_page_live_view import VIEW, act, press, quickstart, typed
 from triptych.page import write
 from triptych.page.live import live_page
@@ -389,9 +389,41 @@ def test_the_numbers_of_the_chapters_are_python_s(panel: str, browser: Browser, 
     ten = chapter(tab, 10)
     assert ten["answers"] == model.spec.vocab
     assert ten["likeliest"] == pytest.approx(float(chances.max()), **near)
+    if panel != "encoder":
+        drawn = (python_logits(panel, tab)[0].double() / 0.8).softmax(-1)
+        assert (ten["temperature"], ten["drawn"]) == (0.8, pytest.approx(float(drawn.max()), **near))
+        heading = "document.querySelector('.prediction h4').textContent"
+        assert tab.evaluate(heading) == "Next token, at temperature 0.80"
     assert ten["entropy"] == pytest.approx(float(torch.special.entr(chances).sum()), **near)
 
     # They are computed from the page as it is: after a cut the prediction's numbers are others.
     act(tab, f"{VIEW}.board.set(['{name}.mlp'])")
     assert chapter(tab, 10)["entropy"] != ten["entropy"]
     assert chapter(tab, 8)["moved"] > 0
+
+
+@pytest.mark.parametrize("panel", ["decoder", "encoder-decoder"])
+def test_without_the_mask_an_earlier_prediction_has_moved_as_in_python(
+    panel: str, browser: Browser, pages: dict[str, Path]
+) -> None:
+    model, tab = quickstart(panel), opened(browser, pages, panel)
+    chapter(tab, 5)
+    act(tab, f"{VIEW}.switch('mask', true)")
+    shown = chapter(tab, 5)
+    now, exported = tokens(tab), export(model)
+    source, target = (now["source"], now["ids"]) if "source" in now else (now["ids"], None)
+    middle = (len(now["ids"]) - 1) // 2
+    before, after = (
+        in_python(model, exported, source, target, program=one)[middle].double().log_softmax(-1)
+        for one in (exported.lowered, without(exported.lowered, mask=True))
+    )
+    moved = float((before.exp() * (before - after)).sum())
+    assert (shown["earlier"], shown["earlier moved"]) == (middle, pytest.approx(moved, abs=1e-3))
+    assert shown["earlier moved"] != shown["moved"]
+
+
+def test_matrices_maps_and_diagram_open_at_the_masked_token(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages, "encoder")
+    masked = tokens(tab)["ids"].index(tab.evaluate(f"{VIEW}.section.ids.mask"))
+    opens_at = f"[{FLOW}.position('encode'), {VIEW}.walk.walk.chosen[0], {VIEW}.attention.chosen[0]]"
+    assert tab.evaluate(opens_at) == [masked] * 3

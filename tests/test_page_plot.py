@@ -4,6 +4,7 @@ import re
 import sys
 from importlib import resources
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -51,14 +52,29 @@ def drawn_axes(curve: Curve):
     return axes
 
 
-def test_reference_lines_differ_and_carry_their_names():
+def test_reference_lines_differ_and_are_named_in_the_legend_beside_the_axes():
     names = {"guessing": 3.3, "nearly the same": 3.31, "far $below": 0.5, "fourth": 2.0}
     axes = drawn_axes(Curve("t", "x", "y", {"a": [(0, 4.0), (9, 0.1)]}, names))
     drawn = [(line.get_color(), line._unscaled_dash_pattern) for line in axes.lines[1:]]
     assert len(set(map(str, drawn))) == len(names)
-    assert {text.get_text() for text in axes.texts} == {name.replace("$", r"\$") for name in names}
-    at = {text.get_text(): text.get_va() for text in axes.texts}
-    assert (at["nearly the same"], at["guessing"], at["fourth"]) == ("bottom", "top", "bottom")
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.texts] == ["a", *(name.replace("$", r"\$") for name in names)]
+    axes.figure.canvas.draw()
+    assert legend.get_window_extent().x0 > axes.get_window_extent().x1
+
+
+def test_of_lines_that_coincide_the_lower_is_wider():
+    flat, near, apart = ([(x, y) for x in range(9)] for y in (1.0, 1.001, 2.0))
+    widths = [
+        line.get_linewidth() for line in drawn_axes(Curve("t", "x", "y", {"a": flat, "b": apart, "c": near}, {})).lines
+    ]
+    assert widths[0] == 2 * widths[1] == 2 * widths[2]
+
+
+@pytest.mark.parametrize(("xs", "whole"), [((1, 2, 3, 4), True), ((0.5, 1, 2, 4), False)])
+def test_whole_numbers_have_ticks_at_whole_numbers(xs: tuple[float, ...], whole: bool):
+    axes = drawn_axes(Curve("t", "layers", "share", {"a": [(x, x) for x in xs]}, {}))
+    assert all(float(tick).is_integer() for tick in axes.get_xticks()) == whole
 
 
 def test_no_two_of_many_lines_look_alike():
@@ -102,6 +118,37 @@ def test_a_map_is_drawn_head_by_head(tmp_path: Path):
     darkest = [int(SHADES[-1][at : at + 2], 16) / 255 for at in (1, 3, 5)]
     assert np.isclose(shown[..., :3], darkest, atol=0.01).all(-1).any()
     assert not np.isclose(other[..., :3], darkest, atol=0.01).all(-1).all()
+
+
+def svg_texts(section: AttentionSection, path: Path) -> list[str]:
+    plot.svg(path, section, "command")
+    root = ElementTree.fromstring(path.read_text("utf-8"))
+    assert 24 + 9 * len(section.title) < float(root.attrib["width"])
+    return [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_a_drawing_of_a_few_heads_has_their_tokens_and_of_many_their_numbers(tmp_path: Path):
+    def a_map(layer: int, *heads: int, role: str = "previous token") -> AttentionMap:
+        return AttentionMap(
+            "decoder", layer, "abc", "xyz", np.eye(3)[None].repeat(len(heads), 0), heads, [role] * len(heads)
+        )
+
+    few = svg_texts(AttentionSection("t" * 80, "", [a_map(2, 1, 5)]), tmp_path / "few.svg")
+    assert [few.count(token) for token in "abcxyz"] == [2] * 6
+    assert {"decoder layer 2, head 1: previous token", "decoder layer 2, head 5: previous token"} < set(few)
+    many = svg_texts(
+        AttentionSection("t", "", [a_map(2, 4), a_map(3, 1), a_map(5, 1, role="sink")]), tmp_path / "many.svg"
+    )
+    assert many[1:] == [
+        "decoder 2",
+        "head 4",
+        "previous token",
+        "decoder 3",
+        "head 1",
+        "previous token",
+        "decoder 5",
+        "sink",
+    ]
 
 
 def test_the_page_and_the_picture_share_their_colours():

@@ -216,6 +216,8 @@ def test_the_page_has_programs_losses_curves_and_samples(tmp_path: Path, capsys:
     assert programs[2]["whole"] == story.step(4).source
     assert sum(line[0] == "+" for line in programs[2]["changes"]) == story.step(4).changed()[0]
     assert all("held-out loss: " in one["printed"] for one in programs)
+    first = programs[0]["printed"]  # in the order in which the program prints
+    assert first.index("loss on the training text: ") < first.index("held-out loss: ")
 
 
 @pytest.mark.heavy

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PICTURE = (*screen.PAGE, ".svg")
 SHADES = " ░▒▓█"  # of a weight: each stands for a fifth
-INDENT, CELL, LABEL = 4, 10, 14  # columns on the screen
+INDENT, CELL, LABEL, GAP = 4, 10, 14, 3  # columns on the screen
 BRIEF = 4  # numbers shown of a parameter
 
 
@@ -204,18 +204,23 @@ def _matrix(out: Console, tensor: ShownTensor) -> list[RenderableType]:
 
     from triptych.explain.steps import SQUARE, name_of, number
 
-    label = min(LABEL, max((len(label) for label in tensor.labels), default=0))
-    part = tensor.excerpt(columns=max(2, min(SQUARE, (out.width - INDENT - label - 2) // CELL)))
+    room = out.width - INDENT - 2
+    few = room - CELL * len(tensor.columns or range(SQUARE))  # what so many columns leave for the labels
+    label = min(max(LABEL, few), max((len(label) for label in tensor.labels), default=0))
+    fitting = (room - label) // CELL
+    columns = max(2, min(SQUARE, (room - label - GAP) // CELL))
+    part = tensor.excerpt(columns, max(columns, min(SQUARE + 1, fitting)))
     table = Table(box=None, show_header=bool(tensor.columns), pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(width=label, no_wrap=True, overflow="ellipsis", style="dim")
-    for name in part.columns:
-        table.add_column(Text(_short(name, CELL - 2)), justify="right", min_width=CELL - 2, header_style="dim")
+    for at, name in enumerate(part.with_gap(part.columns, "…")):
+        width = 1 if at == part.column_gap else CELL - 2
+        table.add_column(Text(_short(name, width)), justify="right", min_width=width, header_style="dim")
     pattern = tensor.name.endswith("pattern")
     for i, (name, row) in enumerate(zip(part.rows, part.values, strict=True)):
         if i == part.gap:
             table.add_row("⋮")
         cells = [f"{_shade(x)} {number(x)}" if pattern else number(x) for x in row]
-        table.add_row(_short(name, label), *cells, style="bold" if i == part.focus else "")
+        table.add_row(_short(name, label), *part.with_gap(cells, "…"), style="bold" if i == part.focus else "")
     head = Text.assemble(name_of(tensor), " ", (tensor.shape, "dim"), ("   " + part.left_out, "dim"))
     return [head, table]
 

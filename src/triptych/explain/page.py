@@ -77,11 +77,12 @@ def sections(walk: Walk) -> list[Section]:
 def _grid(shown: ShownTensor) -> Grid:
     """A tensor as a page prints it."""
     part = shown.excerpt()
-    shade = part.values if shown.name.endswith("pattern") else None
-    rows = [(label, [number(x) for x in row]) for label, row in zip(part.rows, part.values, strict=True)]
+    shade = [part.with_gap(row, 0.0) for row in part.values] if shown.name.endswith("pattern") else None
+    cells = [part.with_gap([number(x) for x in row], "…") for row in part.values]
+    rows, columns = list(zip(part.rows, cells, strict=True)), part.with_gap(part.columns, "…")
     named = bool(shown.columns)
     return Grid(
-        name_of(shown), shown.shape, shown.name, part.columns, rows, part.left_out, named, part.focus, part.gap, shade
+        name_of(shown), shown.shape, shown.name, columns, rows, part.left_out, named, part.focus, part.gap, shade
     )
 
 

@@ -12,7 +12,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.probe.role_texts import place, words_of
 from .forward_steps import explain
-from .steps import PrintedTensors, ShownTensor, Walk, WalkStep
+from .steps import PrintedTensors, ShownTensor, Walk, WalkStep, number
 
 COLUMNS = ("q·k", "scaled", "weight")
 
@@ -52,8 +52,8 @@ def explain_pair(model: Model, text: str, query: str, key: str, *, layer: int = 
     )  # fmt: skip
     (there, _, weight), (back, _, weight_back) = values.tolist()
     outcome = (
-        f"{query} → {key}: score {there:.3g}, weight {weight:.3f}; {key} → {query}: score {back:.3g}, weight "
-        f"{weight_back:.3f}; {walk.outcome}"
+        f"{query} → {key}: score {there:.3g}, weight {number(weight)}; {key} → {query}: score {back:.3g}, weight "
+        f"{number(weight_back)}; {walk.outcome}"
     )
     return replace(walk, steps=[*walk.steps[: at + 1], step, *walk.steps[at + 1 :]], outcome=outcome)
 

@@ -5,13 +5,14 @@ from collections import UserDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 TOLERANCE = 1e-5
 ROWS, COLUMNS = 4, 4  # printed of a tensor, at most
 SQUARE = 8  # of one with a row and a column for each token, and of the candidates
+Cell = TypeVar("Cell")
 LARGE = 1 << 22  # numbers; a larger tensor, the matrix of a vocabulary, is not converted to float64
 
 
@@ -26,6 +27,12 @@ class Excerpt:
     more_columns: int
     focus: int | None  # which of the printed rows is the one followed
     gap: int | None  # before which of them rows are left out; None where they are the first ones
+    column_gap: int | None  # before or behind which of the printed columns others are left out
+
+    def with_gap(self, cells: Sequence[Cell], gap: Cell) -> list[Cell]:
+        """The cells of a row, or the names of the columns, with `gap` where columns are left out."""
+        at = self.column_gap
+        return list(cells) if at is None else [*cells[:at], gap, *cells[at:]]
 
     @property
     def left_out(self) -> str:
@@ -64,8 +71,9 @@ class ShownTensor:
         sizes = zip(self.letters.split(), self.value.shape, strict=True)
         return "[" + ", ".join(f"{letter} {size:,}" for letter, size in sizes) + "]"
 
-    def excerpt(self, columns: int = SQUARE) -> Excerpt:
-        """A few rows - the followed one among them - and at most so many columns of the printed matrix.
+    def excerpt(self, columns: int = SQUARE, fitting: int = SQUARE + 1) -> Excerpt:
+        """A few rows - the followed one among them - and at most so many columns of the printed matrix; all columns
+        with names where no more than `fitting`, and all rows where only one would be left out.
 
         One whose columns have names is read cell by cell, so more of it is printed; columns that are few enough are
         printed in any case.
@@ -74,7 +82,9 @@ class ShownTensor:
         matrix = matrix[None] if matrix.dim() < 2 else matrix
         high, wide = matrix.shape
         rows = high if self.whole else SQUARE if self.columns else ROWS
-        columns = columns if self.columns or wide <= columns else min(columns, COLUMNS)
+        rows += high == rows + 1
+        few = fitting if self.columns else columns
+        columns = wide if wide <= few else columns if self.columns else min(columns, COLUMNS)
         last = self.focus if len(self.columns) == high else wide - 1  # dimensions have no last one to follow
         down = _printed_indices(high, rows, self.focus)
         across = _printed_indices(wide, columns, last if self.columns else None)
@@ -88,6 +98,7 @@ class ShownTensor:
             wide - len(across),
             down.index(self.focus) if self.focus in down else None,
             next((i for i, row in enumerate(down) if row != i), None),
+            next((i for i, column in enumerate(across) if column != i), len(across)) if len(across) < wide else None,
         )
 
     def to_dict(self) -> dict[str, Any]:

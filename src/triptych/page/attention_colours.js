@@ -143,7 +143,8 @@ class Gallery {
   show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
     this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY_LAYERS);
-    this.end(el("span", { class: "corner" }, "layer ╲ head"), columns.map((name) => el("span", {}, name)),
+    this.end(el("span", { class: "corner" }, "head →", el("br"), "layer ↓"),
+      columns.map((name) => el("span", {}, name)),
       heads.map((head, index) => [
         head.layer !== heads[index - 1]?.layer && el("span", { class: "layer" }, head.layer),
         fill(this.thumb(head), { style: { gridColumn: columns.indexOf(head.head) + 2 } })]));

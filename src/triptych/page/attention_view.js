@@ -17,9 +17,9 @@ function reading(head, t, s, choose) {
 
 class AttentionView {
   // `heads` of each stack, `shade` of the first picture, `roles` that heads may have, and a `note` below the map.
-  // `explain`, if any, gives what a weight is made of: (head, t, s) -> pieces.
-  constructor({ heads, stacks, shade = "head", roles = [], note = "", explain = null }, place) {
-    Object.assign(this, { place, heads, stacks, shade, roles, note, explain });
+  // `explain`, if any, gives what a weight is made of: (head, t, s) -> pieces; `row` the row that is chosen at first.
+  constructor({ heads, stacks, shade = "head", roles = [], note = "", explain = null, row = () => null }, place) {
+    Object.assign(this, { place, heads, stacks, shade, roles, note, explain, row });
     this.product = el("p", { class: "walk-cell", "aria-live": "polite", hidden: explain ? null : "" });
     this.gallery = new Gallery((head) => this.open(head), this.roles);
     this.plot = new Plot((t, s) => this.choose(t, s, false));
@@ -102,7 +102,7 @@ class AttentionView {
       el("span", {}, `${name} `, el("b", {}, readable(Number(value.toPrecision(3)))))));
     this.plot.show(head, this.shade, this.cell, this.chosen);
     this.showScale();
-    this.choose(...(this.chosen ?? this.plot.first()), false);
+    this.choose(...(this.chosen ?? this.plot.first(this.row())), false);
   }
 
   choose(t, s, scroll) {

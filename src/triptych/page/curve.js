@@ -119,6 +119,7 @@ mounts.curve = (section, place) => {
   const points = series.flatMap(([, line]) => line).filter(([, y]) => y !== null);
   if (!points.length) return place.append(quiet("No points yet."));
   const stops = [...new Set(points.map(([x]) => x))].sort((a, b) => a - b);
+  const whole = stops.every(Number.isInteger); // as layers are, of which there are no halves
   const across = axis(stops, logs.x, 0);
   const heights = [...points, ...lines].map(([, y]) => y);
   const up = axis(heights, logs.y, 0.06);
@@ -160,7 +161,8 @@ mounts.curve = (section, place) => {
     const x = (value) => box.left + across.share(value) * (box.right - box.left);
     const y = (value) => box.bottom - up.share(value) * (box.bottom - box.top);
     // On a logarithmic axis with few measured values, mark those instead of round numbers.
-    const measured = logs.x && stops.length <= MARKED ? stops : across.ticks((box.right - box.left) / 90);
+    const measured = logs.x && stops.length <= MARKED ? stops
+      : across.ticks((box.right - box.left) / 90).filter((value) => Number.isInteger(value) || !whole);
     const marks = { x: spaced(measured, x, 44), y: levels };
     drawn = { x, y, box };
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);

@@ -108,11 +108,11 @@ class Plot {
     return clamp(Math.floor(this.measured.across / (this.to[1] - this.from[1])), 1, 44);
   }
 
-  // The cell that is chosen first: the largest of the last row that is visible together with its diagonal.
-  first() {
+  // The cell that is chosen first: the largest of a row, by default the last that is visible with its diagonal.
+  first(given = null) {
     const { across, down } = this.measured;
     const last = this.head.queries.length - 1;
-    const row = this.long ? last : clamp(Math.floor(Math.min(across, down) / this.cell) - 1, 0, last);
+    const row = given ?? (this.long ? last : clamp(Math.floor(Math.min(across, down) / this.cell) - 1, 0, last));
     return [row, argmax(this.head.row(row))];
   }
 

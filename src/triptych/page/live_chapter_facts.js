@@ -37,8 +37,13 @@ class About {
 
   // How far the prediction is from that of the whole model, or null.
   get moved() {
-    const { changed, now } = this.view;
-    return changed ? divergence(...[now.whole, now.logits].map(([logits]) => probabilities([...logits]))) : null;
+    return this.view.changed ? this.movedAt(0) : null;
+  }
+
+  // The same of the prediction at one of the rows that the engine gave.
+  movedAt(row) {
+    const { now } = this.view;
+    return divergence(...[now.whole, now.logits].map((logits) => probabilities([...logits[row]])));
   }
 
   // " It is cut, and the prediction has changed by 0.123 nats." after a change.

@@ -173,13 +173,17 @@ const CHAPTERS = [
       let open = 0;
       for (let q = 0; q < n; q++) for (let k = 0; k < n; k++) open += sees(q, k);
       const known = about.both ? "The source has no such mask: it is known from the beginning. " : "";
-      const same = about.moved < 1e-6 ? " In a model of one layer the last token saw all tokens with the mask, too."
-        : "";
+      const earlier = () => {
+        const at = about.view.middle(about.tokens.ids);
+        return prose` The last token saw all others anyway: its prediction changes only through their vectors. The
+          prediction at ${about.piece("decode", at)}, position ${count("earlier", at)}, has changed by
+          ${number("earlier moved", about.movedAt(1), three(about.movedAt(1)))} nats.`;
+      };
       return prose`In training every token had to predict the next one, so it must not see it. The mask sets the scores
         of later tokens to −∞, and softmax gives them a weight of exactly 0: of ${count("pairs", n * n)} pairs of your
         ${count("tokens", n)} tokens, ${count("open", open)} are visible. ${known}${about.view.off.mask
           ? prose`Now the mask is off: tokens attend to later ones, which did not occur in training.${
-            about.effect("It is off")}${same}`
+            about.effect("It is off")}${about.view.now.logits.length > 1 ? earlier() : ""}`
           : "Turn it off and see what changes."}`;
     },
     steps: [
@@ -296,11 +300,13 @@ const CHAPTERS = [
           : "Change the text and see how the prediction changes."}`;
       }
       const [temperature, top] = [Number(view.temperature.input.value), Number(view.top.input.value)];
-      const kept = nucleus(probabilities([...view.now.logits[0]], temperature), top).length;
+      const drawn = probabilities([...view.now.logits[0]], temperature);
+      const kept = nucleus(drawn, top).length;
       return prose`${start}Generation draws a token. First the logits are divided by the temperature: below 1 likely
         tokens become likelier, above 1 less likely. Then top-p keeps the fewest tokens that together have
-        ${number("top", top)}: at temperature ${number("temperature", temperature, temperature.toFixed(2))} these are
-        ${count("kept", kept)}.`;
+        ${number("top", top)}: at temperature ${number("temperature", temperature, temperature.toFixed(2))}, that of the
+        bars, these are ${count("kept", kept)}, and the likeliest has
+        ${number("drawn", drawn[best], percent(drawn[best]))}.`;
     },
     steps: [heats(0), heats(1), heats(2), opens("Open the unembedding", isLogits, "main", null)],
     ask: "What does a model generate at temperature 0?",

@@ -38,7 +38,7 @@ class Engine {
   compute({ names = {}, at = 0, lookup = null, walk = null, ...text }) {
     const asTrained = { patterns: true };
     const { how = asTrained } = text;
-    const key = JSON.stringify([text.source, text.ids]);
+    const key = JSON.stringify([text.source, text.ids, text.rows]);
     const now = this.forward(text, { patterns: true, ...how }, [this.now, this.whole]);
     const changed = how.cuts?.size || how.mask === false || how.scale === false || how.painted;
     if (!changed) this.whole = { ...now, key };

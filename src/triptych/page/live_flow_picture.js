@@ -1,6 +1,6 @@
 // The picture of the flow diagram: boxes and arrows of one layer, and of what stands before and after all layers.
 
-const BOX = { height: 44, gap: 26, most: 148, narrow: 72, between: 8 };
+const BOX = { height: 50, gap: 26, most: 148, narrow: 72, between: 8 };
 
 class FlowPicture {
   get bands() {

@@ -261,7 +261,9 @@ class LiveView {
 
   // What the engine computes for tokens; null for `rows` where the head reads all vectors and gives one row.
   request(tokens) {
-    const rows = this.section.head === "ClassHead" ? null : this.rowsOf(tokens.ids);
+    const shown = this.section.head === "ClassHead" ? null : this.rowsOf(tokens.ids);
+    // Without the mask, what an earlier token predicts is what changes most: chapter 5 shows the middle one.
+    const rows = shown && this.off.mask && tokens.ids.length > 1 ? [...shown, this.middle(tokens.ids)] : shown;
     const main = this.decodes ? "decode" : "encode";
     const at = this.flow.position(main, tokens);
     return { ...tokens, rows, at, how: this.how(), names: this.flow.names,
@@ -273,6 +275,10 @@ class LiveView {
     if (this.decodes) return [ids.length - 1];
     const masks = ids.map((id, at) => (id === this.section.ids.mask ? at : -1)).filter((at) => at >= 0);
     return masks.length ? masks.slice(0, 4) : [0];
+  }
+
+  middle(ids) {
+    return Math.floor((ids.length - 1) / 2);
   }
 
   // One request at a time: what changes while the engine works is asked for next, and the answer that is then stale is
@@ -382,7 +388,7 @@ class LiveView {
   }
 
   heading(ids, row) {
-    if (this.generates) return "Next token";
+    if (this.generates) return `Next token, at temperature ${Number(this.temperature.input.value).toFixed(2)}`;
     if (this.section.head === "ClassHead") return "Label";
     return `Token ${row}${ids[row] === this.section.ids.mask ? ", masked" : ""}`;
   }
@@ -406,6 +412,7 @@ class LiveView {
     if (this.attention) this.attention.update(heads);
     else if (stacks.length) {
       this.attention = new AttentionView({ heads, stacks,
+        row: () => (this.decodes ? null : this.flow.position("encode")),
         explain: (head, t, s) => this.walk.explain(head, t, s) }, this.maps);
       this.attention.pick(stacks[0]);
     }

@@ -50,7 +50,9 @@ class LiveWalk {
         this.view.painted[this.part.stack] && "Its mask is painted by hand; “As it was” in its step undoes that."]
         .filter((one) => one).join(" ");
     this.note.hidden = !this.note.textContent;
-    if (this.a) this.walk.show(this.a);
+    if (!this.a) return;
+    if (this.walk.at.t === Infinity) this.walk.at.t = this.view.flow.position(this.part.tower); // at first
+    this.walk.show(this.a);
   }
 
   attention({ parts: { q, k, v }, head, heads, concat, out, bias, scale, trained, softcap, sink }) {

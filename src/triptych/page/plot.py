@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,8 @@ LINES = ("-", "--", ":")  # for the first lines, for those that have the colours
 COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
 # Colour and dashes of each reference line.
 REFERENCES = (("#777777", (5, 3)), ("#222222", (1, 2)), ("#777777", (9, 2, 2, 2)), ("#222222", (11, 4)))
-LABEL_HEIGHT = 14  # points; closer labels would overlap
+LINE_WIDTH = 1.6  # points
+LEGEND_WIDTH = 24  # letters
 MOST_TICKS = 12  # measured values that a logarithmic axis marks one by one
 MOST_TOKENS = 40  # along a side; more would be illegible
 
@@ -85,39 +87,44 @@ def drawn(path: str | os.PathLike[str], command: str = "") -> Iterator[Figure]:
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:
+    """The lines and, in a legend beside the axes, where no line crosses them, their names."""
     series = {name: _plottable(points, curve.log) for name, points in curve.series.items()}
     for number, (name, points) in enumerate(series.items()):
         xs, ys = zip(*points, strict=True) if points else ((), ())
         again, colour = divmod(number, len(COLOURS))
         style, marker = LINES[again % len(LINES)], "o" if len(points) <= 40 else ""
-        axes.plot(
-            xs, ys, label=_plain(name), color=COLOURS[colour], linestyle=style, linewidth=1.6, marker=marker, ms=3
-        )
+        axes.plot(xs, ys, label=_legend(name), color=COLOURS[colour], linestyle=style, marker=marker, ms=3)
     shown = [(name, y) for name, y in curve.lines.items() if y > 0 or "y" not in curve.log]
-    for number, (_, y) in enumerate(shown):
+    for number, (name, y) in enumerate(shown):
         grey, dashes = REFERENCES[number % len(REFERENCES)]
-        axes.axhline(y, color=grey, linewidth=1.1, linestyle=(0, dashes))
+        axes.axhline(y, label=_legend(name), color=grey, linewidth=1.1, linestyle=(0, dashes))
     axes.set(title=_plain(curve.title), xlabel=_plain(curve.x_label), ylabel=_plain(curve.y_label))
     _scale(axes, series, curve.log)
+    for line, above in zip(axes.lines, _lines_above(axes, list(series.values())), strict=False):
+        line.set(linewidth=LINE_WIDTH * (1 + above), markersize=3 + LINE_WIDTH * above)
     axes.grid(color="#e4e0d7", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    _label(axes, shown)
-    if curve.series:
-        axes.legend(frameon=False)
+    if axes.lines:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
 
 
-def _label(axes: Axes, lines: Sequence[tuple[str, float]]) -> None:
-    """Label the reference lines at their right ends: above the line, or below it where the label above is close."""
-    place = axes.get_yaxis_transform()
-    above = math.inf
-    for name, y in sorted(lines, key=lambda line: -line[1]):
-        height = place.transform((1, y))[1]
-        under = above - height < LABEL_HEIGHT * axes.figure.dpi / 72
-        axes.annotate(
-            _plain(name), (1, y), (0, -3 if under else 2), xycoords=place, textcoords="offset points", fontsize=8,
-            color="#555555", ha="right", va="top" if under else "bottom",
-        )  # fmt: skip
-        above = height
+def _lines_above(axes: Axes, series: Sequence[Line]) -> list[int]:
+    """For each line, how many of those drawn over it would hide half of it or more: it is drawn wider by as many."""
+    to_points = 72 / axes.figure.dpi
+    heights = [
+        {x: to_points * float(axes.transData.transform((x, y))[1]) for x, y in points if math.isfinite(y)}
+        for points in series
+    ]
+
+    def hidden(under: Mapping[float, float], over: Mapping[float, float]) -> bool:
+        near = sum(abs(y - over.get(x, math.inf)) < LINE_WIDTH for x, y in under.items())
+        return near > 1 and 2 * near >= len(under)
+
+    return [sum(hidden(under, over) for over in heights[at + 1 :]) for at, under in enumerate(heights)]
+
+
+def _legend(name: str) -> str:
+    return textwrap.fill(_plain(name), LEGEND_WIDTH)
 
 
 def _plottable(points: Line, log: str) -> Line:
@@ -127,8 +134,11 @@ def _plottable(points: Line, log: str) -> Line:
 
 
 def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
-    """Logarithmic axes with ticks at round numbers, on the x axis at the measured values where those are few."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+    """Logarithmic axes with ticks at round numbers, on the x axis at the measured values where those are few.  Whole
+    numbers, such as those of layers, have ticks at whole numbers."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    stops = sorted({x for points in series.values() for x, _ in points})
 
     if "y" in log:
         axes.set_yscale("log")
@@ -139,10 +149,11 @@ def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
             axes.yaxis.set_minor_formatter(NullFormatter())
     if "x" in log:
         axes.set_xscale("log")
-        stops = sorted({x for points in series.values() for x, _ in points})
         if len(stops) <= MOST_TICKS:
             axes.set_xticks(stops, [f"{x:,.10g}" for x in stops])
             axes.set_xticks([], minor=True)
+    elif all(float(x).is_integer() for x in stops):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _draw_maps(figure: Figure, section: AttentionSection) -> None:

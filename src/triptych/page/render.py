@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from triptych.arguments import checked
 from triptych.errors import CheckpointError, InputError, TriptychError
@@ -111,7 +112,13 @@ def _template() -> jinja2.Template:
     )
     # ASCII JSON with <, >, & and ' escaped by the filter: no U+2028, and no way to close its script block.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": True, "allow_nan": False, "separators": (",", ":")}
+    environment.filters["marked"] = _marked
     return environment.from_string(_asset("page.html"))
+
+
+def _marked(text: str) -> Markup:
+    """A sentence whose `names` between backticks are code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # escaped first
 
 
 def _joined(names: Sequence[str], own: Sequence[str]) -> str:

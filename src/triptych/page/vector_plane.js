@@ -2,6 +2,9 @@
 // With one layer there is nothing to play, and no word is followed at first.
 
 const PLANE = 1000; // steps from the centre to the furthest point of a layer
+const EDGE = 1250; // of the picture, and there in pixels the width of a letter and the height of a line
+const [LETTER, LINE] = [8, 13];
+const FAR = 8; // lines
 const NAMED = 120; // points that carry their names; of more only the chosen ones do
 
 class PlaneView {
@@ -63,12 +66,35 @@ class PlaneView {
     const { tokens, text, place } = this.stack;
     const short = (token) => shown(token.slice(0, 40)).replaceAll("␣", "") || "␣";
     const before = i > 0 && text[i - 1] === text[i] && place[i - 1] === place[i] - 1;
-    return this.keys[i] === this.word && before ? `${short(tokens[i - 1])} ${short(tokens[i])}` : short(tokens[i]);
+    return this.isOn(i) && before ? `${short(tokens[i - 1])} ${short(tokens[i])}` : short(tokens[i]);
+  }
+
+  isOn(i) {
+    return this.keys[i] === this.word;
   }
 
   at(layer, i) {
     const flat = this.stack.at[layer];
     return [flat[2 * i], -flat[2 * i + 1]];
+  }
+
+  // Where the names of points stand: beside them, but moved towards the middle until they cover no name and no point.
+  // One that would be far from its point is left out.
+  labels(shown, unit) {
+    const at = (i) => this.at(this.layer, i);
+    const points = shown.map(at).map(([x, y]) => ({ left: x - 5 * unit, right: x + 5 * unit, y }));
+    const placed = new Map();
+    for (const i of shown.sort((a, b) => Math.abs(at(b)[1]) - Math.abs(at(a)[1]))) {
+      const [x, y] = at(i);
+      const wide = LETTER * unit * [...this.label(i)].length;
+      const left = x + (x + 8 * unit + wide < EDGE ? 8 * unit : -8 * unit - wide);
+      const own = { left, right: left + wide, y };
+      const covered = () => [...points, ...placed.values()].find((one) => Math.abs(one.y - own.y) < LINE * unit - 1e-6
+        && one.left < own.right && own.left < one.right);
+      for (let one = covered(); one; one = covered()) own.y = one.y + (y < 0 ? LINE : -LINE) * unit;
+      if (Math.abs(own.y - y) <= FAR * LINE * unit || this.isOn(i)) placed.set(i, own);
+    }
+    return placed;
   }
 
   show(layer) {
@@ -78,16 +104,18 @@ class PlaneView {
     this.name.textContent = `${layers[layer]} · the plane shows ${Math.round(100 * share[layer])}% of the variance`;
     this.picture.setAttribute("aria-label", `${tokens.length} tokens in a plane, ${layers[layer]}`);
     // Of one word in many sentences: those that are followed, and how far the texts are apart.
-    const followed = sentences?.filter((_, i) => this.keys[i] === this.word) ?? [];
+    const followed = sentences?.filter((_, i) => this.isOn(i)) ?? [];
     this.note.textContent = [between && `${percent(between[layer])} of the variance of all dimensions lies between the
-      two texts; between random groups ${percent(chance[layer])}.`.replace(/\s+/g, " "), ...followed]
+      two topics; between random groups ${percent(chance[layer])}.`.replace(/\s+/g, " "), ...followed]
       .filter((one) => one).join(" · ");
     for (const one of this.words.children) one.setAttribute("aria-pressed", one.dataset.word === this.word);
     const unit = 2520 / (this.picture.clientWidth || 900); // of the picture to a pixel
+    const labels = this.labels([...tokens.keys()].filter((i) => (this.isOn(i) && layers.length > 1)
+      || tokens.length <= NAMED || named.includes(i)), unit);
     const points = tokens.map((token, i) => {
       const [x, y] = this.at(layer, i);
-      const on = this.keys[i] === this.word;
-      const label = (on && layers.length > 1) || tokens.length <= NAMED || named.includes(i);
+      const on = this.isOn(i);
+      const label = labels.get(i);
       const colour = text[i] % COLOURS;
       const path = () => Array.from({ length: layer + 1 }, (_, l) => this.at(l, i).join(",")).join("L");
       const group = svg("g", { class: on ? "on" : this.word === null ? "" : "dim" },
@@ -95,7 +123,10 @@ class PlaneView {
         svg("circle", { class: `fill-${colour}`, cx: x, cy: y, r: (on ? 6 : 4) * unit,
           onclick: () => this.follow(this.keys[i]) },
         svg("title", {}, sentences?.[i] ?? `${shown(token.slice(0, 80))} · text ${text[i] + 1}, token ${place[i]}`)),
-        label && svg("text", { x: x + 8 * unit, y: y + 4 * unit, "font-size": (on ? 13 : 11) * unit }, this.label(i)));
+        label && Math.abs(label.y - y) > unit && svg("path", { class: `leader stroke-${colour}`,
+          d: `M${x},${y}L${label.left > x ? label.left : label.right},${label.y}` }),
+        label && svg("text", { x: label.left, y: label.y + 4 * unit, "font-size": (on ? 13 : 11) * unit },
+          this.label(i)));
       return [on, group];
     });
     refill(this.picture, points.sort((a, b) => a[0] - b[0]).map(([, group]) => group));

@@ -160,7 +160,7 @@ def write_page(
     facts = [
         ("Result", held_out.sentence),
         ("Model", f"{model.spec.family}, {model.spec.layout}, {parameters:,} parameters"),
-        ("Vocabulary", f"{model.spec.vocab:,} tokens ({job.recipe.tokenizer})"),
+        ("Vocabulary", f"{model.spec.vocab:,} tokens ({str(job.recipe.tokenizer).partition(':')[0]})"),
         ("Training", f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s"),
         ("Text", str(job.recipe.data.path)),
     ]

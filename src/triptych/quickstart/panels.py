@@ -98,7 +98,7 @@ GAPS = (
 
 def _fill(model: Model, prompts: Sequence[str]) -> Samples:
     rows = zip(prompts, model.fill(prompts, top=3), strict=True)
-    filled = [f"{gap}   {', '.join(f'{word} {p:.0%}' for word, p in row[0])}" for gap, row in rows]
+    filled = [f"{gap}   {' · '.join(f'“{word}” {p:.0%}' for word, p in row[0])}" for gap, row in rows]
     return [("fills in", "\n".join(filled))]
 
 

@@ -211,9 +211,8 @@ def _page(runs: Sequence[StepRun], seed: int, *, ours: bool) -> str:
         sections.append(page.Curve("Training", "batches", "loss of the batches", last, {}))
     for run in runs:
         one = run.step
-        loss = [] if run.loss is None else [f"held-out loss: {run.loss:.3f}"]
         whole = "" if one.number == 1 else one.source
-        printed = "\n".join([*loss, *run.lines])
+        printed = "\n".join(run.printed).strip("\n")
         sections.append(page.ProgramSection(one.name, one.title, one.difference(context=1), whole, printed))
     about = "Ten programs, each a few lines more than the one before. Losses are in nats for each letter"
     return page.render(TITLE, sections, subtitle=f"{about}; seed {seed}.")

@@ -75,7 +75,7 @@ class DepthLab(Lab):
             line_table(
                 "Gradient at the first block over that at the last, before training", "layers", depths, arrives, ".2g"
             ),
-            curve("Arriving at the first block, over the last", "layers", "gradient norm", depths, arrives, log="xy"),
+            curve("Arriving at the first block, over the last", "layers", "ratio of norms", depths, arrives, log="xy"),
             curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy"),
         )
         return self.result(conclusion, sections)

@@ -7,6 +7,7 @@ The best of many heads always exceeds their mean, so it is compared with the bes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -52,7 +53,11 @@ class HeadRolesLab(Lab):
         unread = _best(torch.minimum(chosen.apart(), other.apart()))
         conclusion = (_with_roles(chosen, other, roles), _without(unread, len(chosen.ideals)))
         best = [*(role.best for role in roles.values()), unread]
-        maps = head_maps(list(chosen.patterns), [one[:2] for one in best], chosen.tokens)
+        named = {one.best[:2]: role for role, one in roles.items()} | {unread[:2]: "no pattern describes it"}
+        maps = [
+            replace(one, roles=[named[one.layer, head] for head in one.head_names])
+            for one in head_maps(list(chosen.patterns), [one[:2] for one in best], chosen.tokens)
+        ]
         explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
         sections = (*_tables(roles, unread), AttentionSection("Their maps", explained, maps))
         return self.result(conclusion, sections)

@@ -52,7 +52,7 @@ class SoftVsHardLab(Lab):
             ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
             [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(self.sharpness, rows, strict=True)],
         )
-        columns = {"error against dict[key]": 1, "gradient in the question": 3}
+        columns = {"error against dict[key]": 1, "gradient in the query": 3}
         lines = {name: [max(row[column], 1e-16) for row in rows] for name, column in columns.items()}
         losses, unit = {f"β = {beta:g}": of for beta, of in learned.items()}, "squared distance from the wanted value"
         steps = range(len(learned[self.soft]))
@@ -83,7 +83,7 @@ class SoftVsHardLab(Lab):
                 instead="The answers are not those of a lookup",
             ),
             clause(
-                f"A soft answer has a gradient in the question: at β {self.soft:g} descent finds what to ask, and"
+                f"A soft answer has a gradient in the query: at β {self.soft:g} descent finds what to ask, and"
                 f" {remaining[self.soft]:.1%} of the loss remain.",
                 Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
                 Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),

@@ -79,6 +79,7 @@ class StepRun:
     curve    (step, loss) of training.
     lines    all other lines.
     names    what the program's globals are at its end.
+    printed  the lines and the loss, in the order of the program.
     """
 
     step: Step
@@ -87,6 +88,7 @@ class StepRun:
     lines: Sequence[str]
     seconds: float
     names: Mapping[str, Any]
+    printed: Sequence[str]
 
 
 @checked
@@ -128,15 +130,18 @@ def run(
             file.write_text(text, "utf-8", newline="")
         with _arguments(file_of(number), *files, seed, *([] if steps is None else [steps])):
             names = runpy.run_path(str(file_of(number)), run_name="__main__")
-    curve, lines, losses = list[tuple[int, float]](), list[str](), list[float]()
+    curve, lines, losses, printed_lines = list[tuple[int, float]](), list[str](), list[float](), list[str]()
     for line in printed.ended():
         if found := re.fullmatch(r"step (\d+) of \d+: loss (\S+)", line):
             curve.append((int(found[1]), float(found[2])))
-        elif found := re.fullmatch(r"held-out loss: (\S+)", line):
+            continue
+        if found := re.fullmatch(r"held-out loss: (\S+)", line):
             losses.append(float(found[1]))
         elif line or lines:
             lines.append(line)
-    return StepRun(step(number), losses[0] if losses else None, curve, lines, time.perf_counter() - started, names)
+        printed_lines.append(line)
+    seconds = time.perf_counter() - started
+    return StepRun(step(number), losses[0] if losses else None, curve, lines, seconds, names, printed_lines)
 
 
 def _check_texts(number: int, train: str, held_out: str) -> None:
