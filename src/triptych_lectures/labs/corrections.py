@@ -91,8 +91,8 @@ class Corrected(Statements):
         alone, padded = attend(q, k, k), torch.cat([k, padding])
         masked, unmasked = (gap(attend(q, padded, padded, mask=mask), alone) for mask in (keys(n), None))
         return (
-            Check("change of the output by padding of the source that a mask hides", masked, most=1e-12),
-            Check("change of the output by padding of the source that no mask hides", unmasked, least=0.01),
+            Check("change by padding of the source, masked", masked, most=1e-12),
+            Check("change by padding, unmasked", unmasked, least=0.01),
         )
 
     def value_width(self) -> Checks:
