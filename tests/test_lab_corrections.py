@@ -36,7 +36,7 @@ def test_fails_when_masks_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corrections, "attend", lambda *tensors, mask=None, **rest: attend(*tensors, **rest))
     claims = failed(labs.run("corrections"))
     assert "largest weight of a row that sees nothing" in claims
-    assert "change of the output by padding of the source that a mask hides" in claims
+    assert "change by padding of the source, masked" in claims
 
 
 def test_fails_when_norms_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ IDS = {
         "norm-placement", "residual-scaling", "dropout-places", "embedding-scale",
         "trained-scale", "trained-heads", "capacity", "activations", "padding",
         "in-context", "exposure-bias", "trained-scores", "cosine-scores", "convolution", "probing", "reading",
+        "positions", "masked-objectives", "subwords", "checkpointing",
     ],
     "example": [str(number) for number in test_lectures.EXAMPLES],
     "correction": [

@@ -18,10 +18,10 @@ from triptych.attention import attend
 from triptych.count import count
 from triptych.files import tables_of
 from triptych.model import Model
-from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
-from .lab import Check, Checks, Clause, Lab, LabResult, Setup, clause, size
+from .lab import Check, Checks, Lab, LabResult, Setup, size
 from .small_models import parameters
+from .statements import Statements, gap, normalized, result_of
 
 _TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
 PUBLISHED, WIDTHS, SMALL = _TABLES["published"], _TABLES["widths"], _TABLES["small"]
@@ -35,38 +35,23 @@ class CorrectionsLab(Lab):
     mlp: int = size(96, "model width at which SwiGLU and a plain MLP are compared, a multiple of 3", multiple=3)
 
     def run(self, setup: Setup) -> LabResult:
-        statements = Statements(self, setup.seed)
-        conclusion: list[Clause] = []
-        rows: list[list[str]] = []
-        for name, one in _TABLES["statements"].items():
-            own: Checks = getattr(statements, name)()
-            labels = [(one["lecture"], one["says"]), *[("", "")] * (len(own) - 1)]
-            rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
-            conclusion.append(
-                clause(one["finding"], *own, instead=f"“{one['says']}” ({one['lecture']}) is not refuted")
-            )
-        table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
-        return self.result(tuple(conclusion), (table,))
-
-
-def _gap(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
+        statements = Corrected(self, setup.seed)
+        texts = {name: (one["lecture"], one["says"], one["finding"]) for name, one in _TABLES["statements"].items()}
+        instead = "“{1}” ({0}) is not refuted"
+        return result_of(self, statements, "Statements of the lectures", ("lecture", "it says"), texts, instead)
 
 
 def _small(name: str) -> spec.ModelSpec:
     return families.read_config(SMALL[name], where=name)
 
 
-class Statements:
+class Corrected(Statements):
     """What decides each statement of `corrections.toml`, in the method of its name, on random tensors and small models
     with random weights."""
 
     def __init__(self, sizes: CorrectionsLab, seed: int) -> None:
-        self.tokens, self.width, self.mlp, self.seed = sizes.tokens, sizes.width, sizes.mlp, seed
-        self.noise = torch.Generator().manual_seed(seed)
-
-    def _drawn(self, *shapes: tuple[int, int]) -> list[Tensor]:
-        return [torch.randn(shape, generator=self.noise, dtype=torch.float64) for shape in shapes]
+        super().__init__(seed)
+        self.tokens, self.width, self.mlp = sizes.tokens, sizes.width, sizes.mlp
 
     def _new(self, name: str, dtype: torch.dtype = torch.float64) -> Model:
         """A small model with random weights."""
@@ -74,10 +59,10 @@ class Statements:
 
     def large_negative(self) -> Checks:
         n = self.tokens
-        (q,), visible = self._drawn((n, self.width)), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
+        (q,), visible = self.drawn((n, self.width)), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
         ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
         filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
-        even = _gap(filled, torch.tensor(1 / n, dtype=q.dtype))
+        even = gap(filled, torch.tensor(1 / n, dtype=q.dtype))
         return (
             Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
             Check("a row that sees nothing filled with -1e9, distance from even weights", even, most=1e-12),
@@ -85,7 +70,7 @@ class Statements:
 
     def mask_order(self) -> Checks:
         n, root = self.tokens, self.width**0.5
-        q, k, bias = self._drawn((n, self.width), (n, self.width), (n, n))
+        q, k, bias = self.drawn((n, self.width), (n, self.width), (n, n))
         hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
         # a mask of 0 and -∞ and a finite bias, each added before the division and after it
         (mask_before, mask_after), (before, after) = (
@@ -94,24 +79,24 @@ class Statements:
         ours = attend(q, k, torch.eye(n, dtype=q.dtype), bias=bias)
         return (
             Check(
-                "a mask of 0 and -∞ before or after the division, difference", _gap(mask_before, mask_after), most=1e-12
+                "a mask of 0 and -∞ before or after the division, difference", gap(mask_before, mask_after), most=1e-12
             ),
-            Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
-            Check("distance of `attend` from the order after", _gap(ours, after), most=1e-12),
+            Check("a finite bias before or after it, difference", gap(before, after), least=0.02),
+            Check("distance of `attend` from the order after", gap(ours, after), most=1e-12),
         )
 
     def cross_mask(self) -> Checks:
         n, width = self.tokens, self.width
-        q, k, padding = self._drawn((n, width), (n, width), (2, width))
+        q, k, padding = self.drawn((n, width), (n, width), (2, width))
         alone, padded = attend(q, k, k), torch.cat([k, padding])
-        masked, unmasked = (_gap(attend(q, padded, padded, mask=mask), alone) for mask in (keys(n), None))
+        masked, unmasked = (gap(attend(q, padded, padded, mask=mask), alone) for mask in (keys(n), None))
         return (
-            Check("change of the output by padding of the source that a mask hides", masked, most=1e-12),
-            Check("change of the output by padding of the source that no mask hides", unmasked, least=0.01),
+            Check("change by padding of the source, masked", masked, most=1e-12),
+            Check("change by padding, unmasked", unmasked, least=0.01),
         )
 
     def value_width(self) -> Checks:
-        q, k, v = self._drawn(*((self.tokens, width) for width in (192, 192, 128)))  # of DeepSeek-V2's latent attention
+        q, k, v = self.drawn(*((self.tokens, width) for width in (192, 192, 128)))  # of DeepSeek-V2's latent attention
         return (Check("width of values beside keys of 192", attend(q, k, v, mask=causal()).shape[-1], 128, 128),)
 
     def sharpness(self) -> Checks:
@@ -129,11 +114,7 @@ class Statements:
 
     def layer_norm(self) -> Checks:
         x = torch.tensor([0.0, 0.001, 0.002, 0.003], dtype=torch.float64)
-        norm = nn.build(spec.LayerNormSpec(width=4, eps=1e-5)).double()
-        with torch.no_grad():
-            norm.get_parameter("weight").fill_(1)
-            norm.get_parameter("bias").fill_(0)
-            ours = norm(x[None])[0]
+        ours = normalized(x, spec.LayerNormSpec(width=4, eps=1e-5))
         lecture = (x - x.mean()) / (x.std(correction=0) + 1e-5)
         return (
             Check("last of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[3]), 0.44721, 0.44722),
