@@ -186,15 +186,17 @@ def running(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     running sum of `kᵀ v` before it."""
     t, s = q.shape[-2], k.shape[-2]
     length = max(t, s)
-    n = -(-length // CHUNK)
+    size = min(CHUNK, length)
+    n = -(-length // size)
 
     def chunks(x: Tensor) -> Tensor:
         front = length - x.shape[-2]
-        x = F.pad(x, (0, 0, front, n * CHUNK - length))
-        return x.reshape(*x.shape[:-2], n, CHUNK, x.shape[-1])
+        x = F.pad(x, (0, 0, front, n * size - length))
+        return x.reshape(*x.shape[:-2], n, size, x.shape[-1])
 
     q, k, v = chunks(q), chunks(k), chunks(v)
-    states = (k.mT @ v).cumsum(-3)
-    before = F.pad(states, (0, 0, 0, 0, 1, 0))[..., :-1, :, :]
-    out = (q @ k.mT).tril() @ v + q @ before
+    out = (q @ k.mT).tril() @ v
+    if n > 1:
+        states = (k.mT @ v).cumsum(-3)
+        out = out + q @ F.pad(states, (0, 0, 0, 0, 1, 0))[..., :-1, :, :]
     return out.flatten(-3, -2)[..., length - t : length, :]
