@@ -50,7 +50,7 @@ def test_fails_when_the_kernel_reads_all_blocks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(kernel_sparse, "_candidates", every)
     monkeypatch.setattr(kernel_sparse, "block_saves", lambda request: "block" in repr(request.mask))
     claims = failed()
-    assert f"{POWERS}: largest over smallest of pairs / (T log T)" in claims
+    assert f"{POWERS}: largest over smallest of pairs / (T · blocks seen)" in claims
     assert "largest difference from the definition" not in claims
 
 

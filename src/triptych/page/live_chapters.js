@@ -90,7 +90,7 @@ const CHAPTERS = [
       const at = about.flow.position(about.reading);
       const what = POSITION_TEXTS[box?.kind] ?? (() =>
         prose`This model's operation for positions is ${box.title}; open it to see its numbers.`);
-      return prose`Attention by itself does not depend on the order of the tokens. ${
+      return prose`Attention by itself does not know the order of the tokens. ${
         box ? what(about, box, at) : "This model has no operation for positions; only its mask depends on the order."}`;
     },
     steps: [

@@ -56,7 +56,7 @@ class BottleneckLab(Lab):
                 instead="That a fixed vector loses long sources, and a narrow one more, was not seen",
             ),
             clause(
-                f"With attention the narrow vector is enough at every length ({min(attention):.0%} right or more),"
+                f"With attention the narrow vector is enough at every length ({min(attention):.1%} right at the worst),"
                 " because the decoder reads the states of the source instead, and with fewer parameters than the wide"
                 " vector takes.",
                 Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),

@@ -95,7 +95,7 @@ class ConvolutionLab(Lab):
         conclusion = (
             clause(
                 f"{self.layers} convolutions of width {self.kernel} name the symbol up to {near} places back, with"
-                f" dilation up to {far} ({min(inside):.1%} right or more), and at any distance beyond no more than"
+                f" dilation up to {far} ({min(inside):.1%} right at the worst), and at any distance beyond no more than"
                 f" guessing gives ({max(beyond):.0%} at most): the receptive field says exactly where they fail.",
                 Check("inside the receptive field: right, the worst distance", min(inside), least=0.95),
                 Check("beyond it: right, the best distance", max(beyond), most=chance + 0.05),

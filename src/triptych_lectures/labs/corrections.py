@@ -204,13 +204,6 @@ class Corrected(Statements):
         }
         return (Check(f"differences beside the mask: {', '.join(differences)}", sum(differences.values()), 4, 4),)
 
-    def generation(self) -> Checks:
-        model, start, count_new = self._new("Llama", torch.float32), 3, 12
-        row = torch.randint(50, (start + count_new,), generator=torch.Generator().manual_seed(self.seed)).tolist()
-        (written,) = model.generate([row[:start]], max_new_tokens=count_new)
-        wrong = sum(a != b for a, b in zip(written.ids, row[start:], strict=False))
-        return (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),)
-
     def swiglu(self) -> Checks:
         width = self.mlp
         plain = parameters(nn.build(spec.mlp(width, 4 * width, "gelu")))

@@ -68,6 +68,9 @@ class EmbeddingScaleLab(Lab):
         share = {case: own[-1] for case, own in shares.items()}
         half = {case: self._half(own) for case, own in runs.items()}
         sooner = {name: half[name, False] - half[name, True] for name in DEVIATIONS}
+        matched = [half[LARGE, False], half[UNIT, True]]
+        small = [case for case in CASES if case[0] != LARGE and case != (UNIT, True)]
+        least = min(fmean(run.learned for run in runs[case]) for case in small)
         d, later = self.widths[-1], "steps sooner with √d to learn half"
         return (
             clause(
@@ -92,14 +95,20 @@ class EmbeddingScaleLab(Lab):
             clause(
                 f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
                 f" {half[LARGE, True]:.0f} with it. The factor is no rule of its own: tokens of the size of the"
-                " positions are what training needs, and 1 without √d is as good as 1/√d with it.",
+                f" positions, 1 without √d and 1/√d with it, learn half soonest ({matched[0]:.0f} and {matched[1]:.0f}"
+                f" steps); smaller ones come later, and end no lower than {least:.2f} of the task.",
                 Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
-                Check("1 without √d, later than 1/√d with it", half[LARGE, False] - half[UNIT, True], -LAST, LAST),
+                Check("1 without √d, later than 1/√d with it", matched[0] - matched[1], -LAST, LAST),
+                Check(
+                    "steps of smaller tokens to half, beyond these two", min(half[c] for c in small) - max(matched), 1
+                ),
+                Check("smaller tokens: learned at the end, the least", least, least=0.5),
                 instead="Large tokens did not lose by √d",
             ),
             clause(
-                f"Controls: where the answer is the symbol at hand and the order does not matter, √d costs tokens of"
-                f" deviation 1 {alone[1] - alone[0]:.0f} steps; shuffled answers are not learned.",
+                f"Controls: where the answer is the symbol at hand and the order does not matter, tokens drawn"
+                f" with 1 learn half {alone[1] - alone[0]:.0f} steps later with √d than without; shuffled answers are not"
+                " learned.",
                 Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
                 Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
                 Check("control: learned from shuffled answers", shuffled.learned, most=0.1),

@@ -126,8 +126,9 @@ class EncoderWritesLab(Lab):
             ),
             clause(
                 f"But it writes worse: a next symbol costs {encoder.nats:.2f} nats, {behind:.2f} more than the"
-                f" decoder's, though it trained {self.longer} times as long. Not the missing causal mask is the"
-                f" reason: the same encoder trained with the last symbol hidden, the control, is at {last.nats:.2f}.",
+                f" decoder's, though it trained {self.longer} times as long. The missing causal mask is not"
+                " the reason: the same encoder, trained with the last symbol hidden, needs"
+                f" {last.nats:.2f} (control).",
                 Check("nats of a next symbol, encoder less decoder", behind, least=0.1),
                 Check(
                     "nats above the decoder, trained for the last symbol over trained as BERT",

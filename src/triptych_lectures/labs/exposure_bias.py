@@ -72,8 +72,8 @@ class ExposureBiasLab(Lab):
         undisturbed = max(float(errors.undisturbed.mean()) for errors in written.values())
         return (
             clause(
-                f"When none of the tokens that they write is replaced, all models recite with at most {undisturbed:.1%}"
-                " of errors: this does not tell them apart.",
+                f"When none of the tokens that they write is replaced, the worst model has {undisturbed:.1%} of them"
+                " wrong: this does not tell them apart.",
                 Check(
                     "control: after its own text, none replaced: wrong, the worst of all models", undisturbed, most=0.1
                 ),
@@ -81,8 +81,9 @@ class ExposureBiasLab(Lab):
             ),
             clause(
                 f"With {self.replaced:.0%} replaced as a model writes, the one trained on true prefixes is wrong on"
-                f" {after:.0%} of the second half of a text, where one that never comes back were wrong on {never:.0%}."
-                f" After true tokens, as many replaced, it stays at {second:.0%}: what adds up is the feedback.",
+                f" {after:.0%} of the second half of a text, where one that never comes back would be wrong on"
+                f" {never:.0%}. After true tokens, as many replaced, it stays at {second:.0%}: what adds up is the"
+                " feedback.",
                 Check(f"true prefixes: {own}", after / never, least=0.5),
                 Check("control: true prefixes, after true tokens, over never coming back", second / never, most=0.25),
                 Check(

@@ -189,7 +189,8 @@ class Measured:
         first, last = lab.lags[0], lab.lags[-1]
         closed, open_, wide = LSTMS
         best = max(GATED, key=lambda name: lag[name])
-        steps = [self.needed[ATTENTION].get(at, math.inf) for at in (first, last)]
+        attended = self.needed[ATTENTION]
+        slowest = max(attended, key=lambda at: attended[at], default=first)
         rise = min((PLAIN, GRU, closed), key=lambda name: new[name] - old[name])
         in_order = ", ".join(f"{lag[name]} ({name})" for name in READERS)
         return (
@@ -215,8 +216,8 @@ class Measured:
             ),
             clause(
                 f"The problem is not eliminated: {best} ends at lag {lag[best]}. Attention, whose gradient falls as the"
-                f" length to the power {falls:.2f} and not exponentially, learns lag"
-                f" {last} in {steps[1]:g} steps, and lag {first} in {steps[0]:g}.",
+                f" length to the power {falls:.2f} and not exponentially, learns every lag up to {last}, the slowest,"
+                f" lag {slowest}, in {attended.get(slowest, math.inf):g} steps.",
                 Check("attention: longest lag learned", lag[ATTENTION], least=last),
                 Check("longest lag learned, the best gated network", lag[best], most=last / 2),
                 Check("attention, untrained: the gradient falls as the length to the power", falls, -1.3, -0.7),

@@ -217,8 +217,8 @@ class TrainedHeadsLab(Lab):
                 instead="A head for each place was not what the task needed",
             ),
             clause(
-                f"With one place to read every number of heads is right on at least {min(at_one):.0%}. Control: trained"
-                f" on shuffled answers, {shuffled.right:.0%} are right, by chance.",
+                f"With one place to read every number of heads learns ({min(at_one):.1%} right at the worst). Control:"
+                f" trained on shuffled answers, {shuffled.right:.0%} are right, by chance.",
                 Check(f"{one}, the least", min(at_one), least=0.9),
                 Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
                 Check("control: right of one place, trained on shuffled answers", shuffled.right, most=chance),

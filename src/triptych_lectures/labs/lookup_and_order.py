@@ -84,7 +84,7 @@ class SoftVsHardLab(Lab):
             ),
             clause(
                 f"A soft answer has a gradient in the query: at β {self.soft:g} descent finds what to ask, and"
-                f" {remaining[self.soft]:.1%} of the loss remain.",
+                f" the loss falls to {remaining[self.soft]:.1g} of what it was.",
                 Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
                 Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
                 instead="The soft lookup does not learn",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -84,11 +85,14 @@ class ModernizeLab(Lab):
         def right(test: Callable[[Word], bool]) -> Shares:
             return {name: letters_right(list(filter(test, of))) for name, of in words.items()}
 
+        judged = whole_rows(systems, [new for _, new in held])
         changed, unknown = right(lambda word: word.old != word.new), right(lambda word: word.old not in table)
         alike = right(lambda word: word.old == word.new)["the model"]
         return self.result(
-            _whole_lines(right(lambda word: True), unknown) if whole else _single_words(changed, alike),
-            _sections(held, systems, words, table, losses),
+            _whole_lines(right(lambda word: True), unknown)
+            if whole
+            else _single_words(changed, alike, _best_first(right(lambda word: True), ".1%"), judged),
+            _sections(held, systems, words, table, judged, losses),
             small=not whole,
         )
 
@@ -150,9 +154,16 @@ def _errors(one: float, other: float) -> float:
     return (1 - one) / (1 - other) if other != 1 else math.inf
 
 
-def _single_words(changed: Shares, alike: float) -> Conclusion:
-    """What is claimed of a short training: `changed` are words that modern editions spell otherwise."""
+def _best_first(scores: Shares, form: str) -> str:
+    return ", ".join(f"{name} {scores[name]:{form}}" for name in sorted(scores, key=lambda name: -scores[name]))
+
+
+def _single_words(changed: Shares, alike: float, ranked: str, judged: Mapping[str, Shares]) -> Conclusion:
+    """What is claimed of a short training: `changed` are words that modern editions spell otherwise, `ranked` are the
+    systems by the letters of all words, and `judged` is what they write as a whole."""
     model, copied = changed["the model"], changed["copying"]
+    chrf = {name: of["chrF"] for name, of in judged.items() if "chrF" in of}
+    by_chrf = f"; by chrF of what is written: {_best_first(chrf, '.1f')}" if chrf else ""
     return (
         clause(
             "The model has learned a part of the new spelling: of words that modern editions spell otherwise it writes"
@@ -161,7 +172,8 @@ def _single_words(changed: Shares, alike: float) -> Conclusion:
             instead="Of words that modern editions spell otherwise it writes no more letters right than copying",
         ),
         clause(
-            f"Words that are spelt alike it mostly leaves as they are: {alike:.1%} of their letters are right.",
+            f"Words that are spelt alike it mostly leaves as they are: {alike:.1%} of their letters are right. Of all"
+            f" words, the best first: {ranked}{by_chrf}.",
             Check("words spelt alike: letters right", alike, least=0.9),
             instead="It garbles words that are spelt alike",
         ),
@@ -258,6 +270,7 @@ def _sections(
     systems: dict[str, list[str]],
     words: dict[str, list[Word]],
     table: dict[str, str],
+    judged: Mapping[str, Shares],
     losses: Points,
 ) -> Sections:
     kinds: dict[str, Callable[[Word], bool]] = {
@@ -270,8 +283,13 @@ def _sections(
         [name, *(f"{letters_right(list(filter(test, of))):.2%}" for test in kinds.values())]
         for name, of in words.items()
     ]
-    right = [new for _, new in held]
-    sections: list[Section] = [TableSection("Letters of aligned words right", header, rows), _whole(systems, right)]
+    columns = list(dict.fromkeys(measure for of in judged.values() for measure in of))
+    shown = [[name, *(f"{of[measure]:{FORMS[measure]}}" for measure in columns)] for name, of in judged.items()]
+    title = "Whole rows (chrF, and BLEU where rows have several words, need sacrebleu)"
+    sections: list[Section] = [
+        TableSection("Letters of aligned words right", header, rows),
+        TableSection(title, ("", *columns), shown),
+    ]
     unseen = [(i, word) for i, word in enumerate(words["the model"]) if word.old not in table][:20]
     if unseen:
         shown = [[word.old, word.new, word.written, words["the table"][i].written] for i, word in unseen]
@@ -283,16 +301,19 @@ def _sections(
     return tuple(sections)
 
 
-def _whole(systems: dict[str, list[str]], right: Sequence[str]) -> TableSection:
-    """Rows as wholes: exactly right, letters wrong, and BLEU and chrF where sacrebleu is installed."""
-    rows = []
+FORMS = {"exactly right": ".1%", "letters wrong": ".2%", "BLEU": ".1f", "chrF": ".1f"}  # of each measure
+
+
+def whole_rows(systems: Mapping[str, Sequence[str]], right: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Each system's rows as wholes: exactly right, letters wrong, and BLEU and chrF where sacrebleu is installed; no
+    BLEU of single words, which have none of the sequences of four that it counts."""
+    judged = {}
     for name, texts in systems.items():
         wrong = sum(distance(a, b) for a, b in zip(texts, right, strict=True)) / sum(map(len, right))
         exact = sum(a == b for a, b in zip(texts, right, strict=True)) / len(right)
-        try:
-            scores = [f"{score:.1f}" for score in translation(texts, right).values()]
-        except InputError:  # without sacrebleu
-            scores = ["–", "–"]
-        rows.append([name, f"{exact:.1%}", f"{wrong:.2%}", *scores])
-    title = "Whole rows (BLEU and chrF need sacrebleu)"
-    return TableSection(title, ("", "exactly right", "letters wrong", "BLEU", "chrF"), rows)
+        judged[name] = {"exactly right": exact, "letters wrong": wrong}
+        with suppress(InputError):  # without sacrebleu
+            judged[name] |= translation(texts, right)
+        if not any(" " in text for text in right):
+            judged[name].pop("BLEU", None)
+    return judged

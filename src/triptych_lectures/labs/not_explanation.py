@@ -108,8 +108,9 @@ class NotExplanationLab(Lab):
         conclusion = (
             clause(
                 f"A classifier of {self.layers} layers answers which value the kind that is asked for has, {share:.0%}"
-                f" right. All its attention can be exchanged at once for weights {other.attention:.2f} of 1 away, and"
-                f" its answers stay: they change by {other.output:.3f}, the most by {changed:.3f}.",
+                f" right. All its patterns can be exchanged at once for others, at a mean total variation distance of"
+                f" {other.attention:.2f} (0 to 1), and its answers stay: they are {other.output:.1g} away, at most"
+                f" {changed:.1g}.",
                 Check("classifier: right on new rows", share, least=0.9),
                 Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, 0.4),
                 Check(
@@ -121,8 +122,9 @@ class NotExplanationLab(Lab):
                 instead="The classifier did not learn, or its answers do not stay under other patterns",
             ),
             clause(
-                f"Control: weights shuffled by {mixed.attention:.2f} of 1 change the answers by {mixed.output:.2f};"
-                f" from shuffled labels a classifier learns {max(0.0, control.learned):.0%} of what can be learned.",
+                f"Control: shuffled patterns at a distance of {mixed.attention:.2f} change the answers by"
+                f" {mixed.output:.2f}; from shuffled labels a classifier learns"
+                f" {max(0.0, control.learned):.0%} of what can be learned.",
                 Check("control: distance of the shuffled patterns over that of the alternative", ratio, most=1.05),
                 Check("control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
                 Check("control: learned from shuffled labels", control.learned, most=0.1),

@@ -136,8 +136,8 @@ class OrderLab(Lab):
             ),
             clause(
                 f"A causal decoder without positions does no better with one layer ({share[deep[0]]:.1%}), whose last"
-                f" token reads embeddings alone. With more it does ({worst_deep:.1%} or more): their tokens have read"
-                " those before them and no others.",
+                f" token reads embeddings alone. With more it does ({worst_deep:.1%} at the worst): their tokens have"
+                " read those before them and no others.",
                 near_counts(deep[0], share[deep[0]] - counts),
                 Check("decoders of more layers, without positions: right, the worst", worst_deep, least=SOLVED),
                 instead="The mask did not replace positions from the second layer on",

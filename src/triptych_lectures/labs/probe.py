@@ -106,9 +106,9 @@ class ProbeLab(Lab):
                 instead="Removing directions did not tell what is used from what is read",
             ),
             clause(
-                f"Nor where it is read: after layer {place} it is right for {there.seen:.0%} of the known words, but"
-                f" without its direction at this layer alone {alone:.0%} of the preference are left, since later layers"
-                " read the number again.",
+                f"Nor is the layer where it is read the one that uses it: after layer {place} the probe is right for"
+                f" {there.seen:.0%} of the known words, but with the direction removed at this layer alone {alone:.0%}"
+                " of the preference is left.",
                 Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
                 Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
                 instead="Removing it at one layer was not made up for",

@@ -69,10 +69,12 @@ class QuestionsLab(Lab):
             CONTROL: control,
         }
         right = {name: {kind: _right(held, given, kind) for kind in self._kinds} for name, given in answers.items()}
+        quoted = f" Lines asked for are quoted in the First Folio's spelling, a third of their words hidden ({HIDDEN})."
+        quoted = quoted if "who" in self._kinds else ""
         remarks = (
-            f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}. Lines are quoted in the First Folio's"
-            f" spelling, a third of the words hidden ({HIDDEN}). The search takes the part of the passage with the most"
-            " words of the question, the first of several, and its speaker or, of a heading, its first words."
+            f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}.{quoted} The search"
+            " takes the part of the passage with the most words of the question, the first of several, and its speaker"
+            " or, of a heading, its first words."
         )
         sections = self._sections(held, answers, right, losses)
         return self.result(self._conclusion(right), sections, remarks, small=not setup.full)

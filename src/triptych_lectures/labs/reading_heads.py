@@ -111,8 +111,8 @@ class TrainedScaleLab(ReadingLab):
         lost = {d: right[SCALED, d] - right[PLAIN, d] for d in self.widths}
         conclusion = (
             clause(
-                f"With 1/√d the head learns to read the symbol {self.back} places back at every d: {worst:.0%} of the"
-                " answers are right or more.",
+                f"With 1/√d the head learns to read the symbol {self.back} places back at every d, {worst:.0%} right"
+                " at the worst.",
                 Check("1/√d: answers right, the worst over all d", worst, least=0.75),
                 instead="The head did not learn with the division",
             ),

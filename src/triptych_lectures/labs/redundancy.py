@@ -96,13 +96,18 @@ class RedundancyLab(Lab):
             ),
             clause(
                 f"It matters which ones go: at all counts the loss rises by {best:.0%} on average, and by {worst:.0%}"
-                f" in the reverse order. Control: in {len(random)} random orders, in which {at_random[0]} to"
-                f" {at_random[-1]} can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
+                f" in the reverse order. Control: in {len(random)} random orders, in which {_range(at_random)}"
+                f" can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
                 Check("mean rise of the loss, by score over random", best / control, most=0.75),
                 Check("mean rise of the loss, in the reverse order over random", worst / control, least=1.33),
                 instead="A random order does about as well as the score, or as badly as its reverse",
             ),
         )
+
+
+def _range(counts: Sequence[int]) -> str:
+    """Ascending counts in words."""
+    return f"{counts[0]} to {counts[-1]}" if counts[0] < counts[-1] else str(counts[0])
 
 
 class Removal(NamedTuple):
@@ -132,7 +137,10 @@ class Removal(NamedTuple):
 
     def table(self) -> TableSection:
         rows = [
-            [str(count), *(f"{losses[i]:.2f} ({self.risen(name, count):+.0%})" for name, losses in self.losses.items())]
+            [
+                str(count),
+                *(f"{of[i]:.2f} ({round(self.risen(name, count), 2) + 0:+.0%})" for name, of in self.losses.items()),
+            ]
             for i, count in enumerate(self.counts)
         ]
         return TableSection("Loss on held-out text, nats a token", ("heads out", *self.losses), rows)

@@ -26,8 +26,8 @@ from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, fit
 
 LOOKS = 40  # times that a model is measured in training
-WINDOW = 10  # of these looks, over which a change is taken: a quarter of the training
-APART = (WINDOW - 1) / LOOKS  # share of the training that two windows may lie apart and have a step in common
+SOON = 0.25  # share of the training; two steps drawn at random are in a given order and so near in 1 of 5 cases
+NEXT = 1 / LOOKS  # share of the training between two looks
 LAST = 4  # looks whose mean is what is saved at the end
 APPEARED = 0.4  # weight on the token to copy, from which a head is one of induction, as in the lab of that name
 
@@ -122,8 +122,7 @@ class RolesOverTrainingLab(Lab):
             *_together(deep, score, saved, max(shallow.previous[-1][0])),
             clause(
                 "Control: in one layer, trained alike, no head of induction appears at any step. It saves"
-                f" {less:.1f} nats, two layers {saved:.1f}: it can tell that a token was read before, and not what"
-                " followed.",
+                f" {less:.1f} nats, two layers {saved:.1f}.",
                 Check("one layer: highest score at any step, over two layers' at the end", in_shallow, most=0.5),
                 Check("one layer: what a repetition saves at the end, over two layers'", less / saved, most=0.5),
                 instead="One layer did as two",
@@ -156,41 +155,36 @@ class RolesOverTrainingLab(Lab):
 
 
 def _together(deep: History, score: Sequence[float], saved: float, before_in_shallow: float) -> Conclusion:
-    """What happens in two layers when the `score` of a head of the second rises; `saved` nats are what it comes to, and
-    `before_in_shallow` the highest weight on the token before that a head of one layer ends with."""
+    """When the loss falls in two layers and when the `score` of a head of the second rises; `saved` nats are what a
+    repetition comes to save, and `before_in_shallow` the highest weight on the token before that a head of one layer ends with."""
     previous = deep.of_best(deep.previous, 0)
-    rise, fall = _steepest(score), _steepest(deep.saved)
-    of_table = _steepest([-nats for nats in deep.first])
+    rise, fall, of_table, before = map(_midway, (score, deep.saved, deep.first, previous))
     at, ratio = deep.steps, previous[-1] / before_in_shallow
     return (
         clause(
-            "Then a head of the second layer begins to look for what followed a token before, and the loss of what is"
-            f" read again falls: from step {at[fall]} to {at[fall + WINDOW]} a repetition saves"
-            f" {deep.saved[fall + WINDOW] - deep.saved[fall]:.1f} nats more, and the score of this head rises most from"
-            f" step {at[rise]} to {at[rise + WINDOW]}. It ends at {score[-1]:.2f}.",
+            f"Then the loss of what is read again falls: what a repetition saves is midway to its end at step"
+            f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, is so later, at"
+            f" step {at[rise]}, and ends at {score[-1]:.2f}.",
             Check(
-                "largest rise of the induction score after the largest fall of the loss, share of the training",
+                "induction score midway, after what a repetition saves, share of the training",
                 (rise - fall) / LOOKS,
-                -APART,
-                APART,
+                NEXT,
+                SOON,
             ),
             Check(
-                "the same after the largest fall of the loss of the first reading, share of the training",
-                (rise - of_table) / LOOKS,
-                least=WINDOW / LOOKS,
+                "what a repetition saves midway, after the loss of the first reading, share of the training",
+                (fall - of_table) / LOOKS,
+                least=SOON,
             ),
             Check("induction score at the end", score[-1], least=APPEARED),
             Check("nats that a repetition saves at the end", saved, least=1.0),
-            instead="The loss and the head did not change together",
+            instead="The loss and the head did not change in this order",
         ),
         clause(
-            f"The head that it reads from, which gives the token before {previous[-1]:.2f} of its weight in the first"
-            " layer, appears no later; one layer alone gets none.",
-            Check(
-                "largest rise of the previous-token score after that of induction, share of the training",
-                (_steepest(previous) - rise) / LOOKS,
-                most=APART,
-            ),
+            f"The head of the first layer that it reads from is midway before it, at step {at[before]}, and ends with"
+            f" {previous[-1]:.2f} of its weight on the token before; in one layer the highest is"
+            f" {before_in_shallow:.2f}.",
+            Check("previous-token score midway, after that of induction", (before - rise) / LOOKS, most=-NEXT),
             Check("previous-token score in the first of two layers, over that of one layer", ratio, least=2.0),
             instead="No head of the first layer came to read the token before in time",
         ),
@@ -217,6 +211,7 @@ def _look(history: History, module: nn.Transformer, tests: Sequence[Example], ev
     history.previous.append([back[1] for _, back in scores])
 
 
-def _steepest(values: Sequence[float]) -> int:
-    """The look from which the value rises most in the next `WINDOW` ones."""
-    return int(np.argmax(np.array(values[WINDOW:]) - np.array(values[:-WINDOW])))
+def _midway(values: Sequence[float]) -> int:
+    """The look at which the value has come half the way from its first to its last."""
+    first, way = values[0], fmean(values[-LAST:]) - values[0]
+    return next((i for i, value in enumerate(values) if (value - first) * way >= way * way / 2), LOOKS)

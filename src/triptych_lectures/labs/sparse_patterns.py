@@ -67,8 +67,13 @@ class SparsePatternsLab(Lab):
                 instead="The strided pattern does not cost O(T √T)",
             ),
             clause(
-                "Under powers of two they grow as T log T.",
-                Check(f"{POWERS}: largest over smallest of pairs / (T log T)", max(per_log) / min(per_log), most=1.1),
+                "Under powers of two they grow as T log T: as T times the blocks that the last query sees, its own and"
+                " one for each power below their number.",
+                Check(
+                    f"{POWERS}: largest over smallest of pairs / (T · blocks seen)",
+                    max(per_log) / min(per_log),
+                    most=1.1,
+                ),
                 Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
                 instead="Powers of two do not cost O(T log T)",
             ),

@@ -224,7 +224,8 @@ class RecurrenceLab(TranslationSizes):
             ),
             clause(
                 f"One vector has to hold the whole source: from the shortest quarter to the longest its share of wrong"
-                f" tokens grows by {lost:.0%}, that of attention by {lost_by_attention:.0%}.",
+                f" tokens grows by {100 * lost:.0f} percentage points, from {fixed.by_length[0]:.0%}, that of attention"
+                f" by {100 * lost_by_attention:.0f}, from {attention.by_length[0]:.0%}.",
                 Check(longer, lost, least=0.1),
                 Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
                 instead="One vector did not lose more with length than attention",
