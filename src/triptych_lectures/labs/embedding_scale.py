@@ -107,8 +107,8 @@ class EmbeddingScaleLab(Lab):
             ),
             clause(
                 f"Controls: where the answer is the symbol at hand and the order does not matter, tokens drawn"
-                f" with 1 learn half {alone[1] - alone[0]:.0f} steps later with √d than without; shuffled answers are not"
-                " learned.",
+                f" with 1 learn half {alone[1] - alone[0]:.0f} steps later with √d than without; shuffled answers"
+                " are not learned.",
                 Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
                 Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
                 Check("control: learned from shuffled answers", shuffled.learned, most=0.1),

@@ -156,15 +156,16 @@ class RolesOverTrainingLab(Lab):
 
 def _together(deep: History, score: Sequence[float], saved: float, before_in_shallow: float) -> Conclusion:
     """When the loss falls in two layers and when the `score` of a head of the second rises; `saved` nats are what a
-    repetition comes to save, and `before_in_shallow` the highest weight on the token before that a head of one layer ends with."""
+    repetition comes to save, and `before_in_shallow` the highest weight on the token before that a head of one layer
+    ends with."""
     previous = deep.of_best(deep.previous, 0)
     rise, fall, of_table, before = map(_midway, (score, deep.saved, deep.first, previous))
     at, ratio = deep.steps, previous[-1] / before_in_shallow
     return (
         clause(
             f"Then the loss of what is read again falls: what a repetition saves is midway to its end at step"
-            f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, is so later, at"
-            f" step {at[rise]}, and ends at {score[-1]:.2f}.",
+            f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, is so"
+            f" later, at step {at[rise]}, and ends at {score[-1]:.2f}.",
             Check(
                 "induction score midway, after what a repetition saves, share of the training",
                 (rise - fall) / LOOKS,
