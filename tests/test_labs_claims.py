@@ -27,7 +27,7 @@ from triptych_lectures.labs import (
 from triptych_lectures.labs.lab import LabResult, Setup
 
 SMALL: dict[str, dict[str, Any]] = {
-    "norm-placement": {"depths": (2, 6), "draws": 3},
+    "norm-placement": {"depths": (2, 7), "draws": 3},
     "residual-scaling": {"untrained": (4, 16), "draws": 1},
     "trained-scale": {"widths": (4, 512), "steps": 120, "length": 16},
     "trained-heads": {"draws": 3},
@@ -90,9 +90,9 @@ GOOD, BAD = (generated_tasks.TrainedRun([(float(step), nats) for step in range(2
 @pytest.mark.parametrize(
     ("bad", "claim"),
     [
-        ((), "post-norm, 6 layers: learned more with a warm-up, mean"),
+        ((), "post-norm, 7 layers: learned more with a warm-up, mean"),
         (("post", "pre"), "pre-norm, the worst of all depths, with and without a warm-up: learned"),
-        (("post-norm, warm-up", "post-norm, no"), "post-norm, 6 layers, warm-up: learned, mean"),
+        (("post-norm, warm-up", "post-norm, no"), "post-norm, 7 layers, warm-up: learned, mean"),
     ],
     ids=["all learn", "none learns", "post-norm never learns"],
 )
@@ -131,7 +131,7 @@ def test_of_the_deepest_stack_its_own_clause_speaks(monkeypatch: pytest.MonkeyPa
         return BAD if fails else GOOD
 
     monkeypatch.setattr(deep_stacks.NormPlacementLab, "_train", canned)
-    setup, deepest = Setup(sizes={"depths": (4, 6, 128)}), 128
+    setup, deepest = Setup(sizes={"depths": (4, 7, 128)}), 128
     passes(labs.run("norm-placement", setup))
     deepest = 64
     assert failed(labs.run("norm-placement", setup)) == {"post-norm, 128 layers: learned, the better of both"}

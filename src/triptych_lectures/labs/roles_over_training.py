@@ -163,9 +163,9 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
     at, ratio = deep.steps, previous[-1] / before_in_shallow
     return (
         clause(
-            f"Then the loss of what is read again falls: what a repetition saves is midway to its end at step"
-            f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, is so"
-            f" later, at step {at[rise]}, and ends at {score[-1]:.2f}.",
+            f"Then the loss of what is read again falls: what a repetition saves has come half its way by step"
+            f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, does"
+            f" so later, by step {at[rise]}, and ends at {score[-1]:.2f}.",
             Check(
                 "induction score midway, after what a repetition saves, share of the training",
                 (rise - fall) / LOOKS,
@@ -182,7 +182,7 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
             instead="The loss and the head did not change in this order",
         ),
         clause(
-            f"The head of the first layer that it reads from is midway before it, at step {at[before]}, and ends with"
+            f"The head of the first layer that it reads from does so before it, by step {at[before]}, and ends with"
             f" {previous[-1]:.2f} of its weight on the token before; in one layer the highest is"
             f" {before_in_shallow:.2f}.",
             Check("previous-token score midway, after that of induction", (before - rise) / LOOKS, most=-NEXT),
