@@ -255,7 +255,8 @@ class LinearStateLab(Lab):
             clause(
                 f"Control: softmax attention needs each key for itself. Its cache grows with the text, to"
                 f" {softmax[last].nbytes:,} bytes, and so does the work of one more token, from"
-                f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs: at {last:,} tokens it is the larger.",
+                f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs, {softmax[last].flops / linear[last].flops:.1f} times"
+                " those of linear attention.",
                 Check(f"{SOFTMAX}: bytes of a row grow as T to the power", grows, 0.95, 1.05),
                 Check(f"{SOFTMAX}: FLOPs that one more token runs, last over first", more, least=1.1),
                 Check(
