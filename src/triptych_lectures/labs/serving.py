@@ -240,7 +240,7 @@ class LinearStateLab(Lab):
         linear, softmax = points[LINEAR], points[SOFTMAX]
         counted = count(self.specs()[LINEAR]).cache_bytes(last, dtype="fp32")
         grown, more = (of[last].flops / of[first].flops for of in (linear, softmax))
-        kept = linear[last].nbytes / linear[first].nbytes
+        kept, dearer = linear[last].nbytes / linear[first].nbytes, softmax[last].flops / linear[last].flops
         grows = power(self.lengths, [of.nbytes for of in softmax.values()])
         conclusion = (
             clause(
@@ -255,13 +255,13 @@ class LinearStateLab(Lab):
             clause(
                 f"Control: softmax attention needs each key for itself. Its cache grows with the text, to"
                 f" {softmax[last].nbytes:,} bytes, and so does the work of one more token, from"
-                f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs, {softmax[last].flops / linear[last].flops:.1f} times"
-                " those of linear attention.",
+                f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs, at {last:,} tokens {dearer:.1f} times those"
+                " of linear attention.",
                 Check(f"{SOFTMAX}: bytes of a row grow as T to the power", grows, 0.95, 1.05),
                 Check(f"{SOFTMAX}: FLOPs that one more token runs, last over first", more, least=1.1),
                 Check(
                     f"FLOPs that one more token runs at {last:,} tokens, {SOFTMAX} over linear",
-                    softmax[last].flops / linear[last].flops,
+                    dearer,
                     least=1.1,
                 ),
                 instead="Softmax attention does not come to cost more",
