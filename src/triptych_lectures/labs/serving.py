@@ -253,10 +253,10 @@ class LinearStateLab(Lab):
                 instead="The state of linear attention is not constant",
             ),
             clause(
-                f"Control: softmax attention needs each key for itself. Its cache grows with the text, to"
+                "Control: softmax attention needs each key for itself. Its cache grows with the text, to"
                 f" {softmax[last].nbytes:,} bytes, and so does the work of one more token, from"
-                f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs, at {last:,} tokens {dearer:.1f} times those"
-                " of linear attention.",
+                f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs, at {last:,} tokens {dearer:.1f} times"
+                " those of linear attention.",
                 Check(f"{SOFTMAX}: bytes of a row grow as T to the power", grows, 0.95, 1.05),
                 Check(f"{SOFTMAX}: FLOPs that one more token runs, last over first", more, least=1.1),
                 Check(
