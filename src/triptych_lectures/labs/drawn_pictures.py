@@ -45,6 +45,7 @@ OF_CONTROL = 0.05  # most captions that may be right after training on shuffled 
 MOST_UNTRAINED = 1.5  # most weight on the named object before training, over that of equal weights
 KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(name.split()[0] for name in RELATIONS)}
 
+Words = Sequence[Sequence[str]]  # of captions
 Patterns = list[list[Tensor]]  # for each decoder layer, for each scene, [H, T, 1 + patches]
 
 
@@ -170,18 +171,38 @@ class CaptionsLab(Lab):
 
     def trained(self, model: Model, train: Sequence[Scene], captions: Sequence[str], steps: int, seed: int) -> Points:
         """Train the model on scenes with these captions; (step, loss in nats)."""
-        examples = list[CaptionExample]()
-        start, words = model.spec.ids.start, model.inputs.words
-        assert start is not None
-        for scene, caption in zip(train, captions, strict=True):
-            text = seq2seq([0], words.encode(caption), start)
-            row, image = (text.ids, text.targets, text.trained), in_memory(scene.pixels, PREPARATION)
-            examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
-        hidden = words.unk_id
-        assert hidden is not None
-        # Otherwise the decoder learns first which shapes follow "red", among which the held-out pairs are not.
-        data = HiddenWords(tuple(examples), hidden, HIDDEN)
+        data = caption_rows(model, train, captions)
         return fit(model.module, data, rows=self.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
+
+
+def caption_rows(model: Model, pictured: Sequence[Scene], captions: Sequence[str]) -> HiddenWords:
+    """Scenes with these captions, for `model` to train on, with most words before each target hidden: otherwise a
+    decoder learns first which shapes follow "red", among which the held-out pairs are not."""
+    start, words = model.spec.ids.start, model.inputs.words
+    assert start is not None
+    assert words.unk_id is not None
+    examples = list[CaptionExample]()
+    for scene, caption in zip(pictured, captions, strict=True):
+        text = seq2seq([0], words.encode(caption), start)
+        row, image = (text.ids, text.targets, text.trained), in_memory(scene.pixels, PREPARATION)
+        examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
+    return HiddenWords(tuple(examples), words.unk_id, HIDDEN)
+
+
+def exact_share(written: Words, pictured: Sequence[Scene]) -> float:
+    """The share of captions that are right in every word."""
+    pairs = zip(written, pictured, strict=True)
+    return float(np.mean([words == scene.caption.split() for words, scene in pairs]))
+
+
+def word_shares(written: Words, pictured: Sequence[Scene]) -> list[float]:
+    """Of each of `KINDS`, the share of words that are right at their place."""
+    right = [
+        (word, one == word)
+        for words, scene in zip(written, pictured, strict=True)
+        for word, one in zip_longest(scene.caption.split(), words)
+    ]
+    return [float(np.mean([same for word, same in right if word in words])) for words in KINDS.values()]
 
 
 class Claim(NamedTuple):
@@ -212,19 +233,11 @@ class Captioned:
         self.patterns: Patterns = [trace[site] for site in trace]
 
     def exact(self) -> float:
-        """The share of captions that are right in every word."""
-        pairs = zip(self.written, self.scenes, strict=True)
-        return float(np.mean([words == scene.caption.split() for words, scene in pairs]))
+        return exact_share(self.written, self.scenes)
 
     def shares(self) -> list[str]:
         """The share of captions that are right, and of words by kind, right at their place."""
-        right = [
-            (word, written == word)
-            for words, scene in zip(self.written, self.scenes, strict=True)
-            for word, written in zip_longest(scene.caption.split(), words)
-        ]
-        shares = (np.mean([same for word, same in right if word in words]) for words in KINDS.values())
-        return [f"{share:.1%}" for share in (self.exact(), *shares)]
+        return [f"{share:.1%}" for share in (self.exact(), *word_shares(self.written, self.scenes))]
 
     def on_objects(self) -> list[float]:
         """For each layer, the mean weight on the patches of the object whose colour or shape is written, over what it
