@@ -171,12 +171,12 @@ class CaptionsLab(Lab):
 
     def trained(self, model: Model, train: Sequence[Scene], captions: Sequence[str], steps: int, seed: int) -> Points:
         """Train the model on scenes with these captions; (step, loss in nats)."""
-        data = caption_rows(model, train, captions)
+        data = caption_rows(model, train, captions, HIDDEN)
         return fit(model.module, data, rows=self.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
 
 
-def caption_rows(model: Model, pictured: Sequence[Scene], captions: Sequence[str]) -> HiddenWords:
-    """Scenes with these captions, for `model` to train on, with most words before each target hidden: otherwise a
+def caption_rows(model: Model, pictured: Sequence[Scene], captions: Sequence[str], rate: float) -> HiddenWords:
+    """Scenes with these captions, for `model` to train on, with a share `rate` of the words so far hidden: otherwise a
     decoder learns first which shapes follow "red", among which the held-out pairs are not."""
     start, words = model.spec.ids.start, model.inputs.words
     assert start is not None
@@ -186,7 +186,7 @@ def caption_rows(model: Model, pictured: Sequence[Scene], captions: Sequence[str
         text = seq2seq([0], words.encode(caption), start)
         row, image = (text.ids, text.targets, text.trained), in_memory(scene.pixels, PREPARATION)
         examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
-    return HiddenWords(tuple(examples), words.unk_id, HIDDEN)
+    return HiddenWords(tuple(examples), words.unk_id, rate)
 
 
 def exact_share(written: Words, pictured: Sequence[Scene]) -> float:
