@@ -71,7 +71,7 @@ def test_it_fails_on_shuffled_data(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", SMALL)
 def test_it_says_what_would_have_falsified_it(name: str) -> None:
     assert labs.lab_class(name).falsified_by.count(".") >= 2
-    assert labs.lab_class(name).seeds == 5
+    assert labs.lab_class(name).seeds == 10
 
 
 # ---------------------------------------------------------------- each mechanism broken

@@ -272,7 +272,7 @@ class LecturePages:
     def recorded(self, command: str) -> str:
         """The command of a lab as its numbers on the page were recorded, with one seed; any other as it is."""
         result = self.labs.get(command.removeprefix("triptych lab "))
-        return re.sub(r" --seeds \d+", "", result["command"]) if result is not None else command
+        return re.sub(r" --seeds? \d+", "", result["command"]) if result is not None else command
 
     def first(self, *printed: str) -> bool:
         """Whether this is not yet on a page; from now on it is."""

@@ -3,6 +3,8 @@
     python tools/lectures.py                 runs what is not recorded or has changed since, and writes the pages
     python tools/lectures.py --labs NAME...  runs of that only these labs
     python tools/lectures.py --again         runs everything, or with --labs these labs
+    python tools/lectures.py --labs NAME --full --seeds 1
+                                             the same labs with their full sizes and one seed
     python tools/lectures.py --labs NAME --model DIR
                                              the same lab with a model that a recipe has trained
     python tools/lectures.py --processes 2   two labs at a time, with a share of the threads each
@@ -11,9 +13,9 @@
 
 `lectures.toml` has the entries: commands, labs, tests and our own answers.  `lectures.results.json` has the results of
 the last run of each lab and worked example, with a digest of the code that it imports, directly or not, comments and
-docstrings left out.  A result is stale when that has changed since; it stays on the page, marked.  A lab runs with its
-full sizes, and with as many seeds as its `SEEDS` says; the finished seeds of a run that was interrupted are in
-`runs/lectures`.
+docstrings left out.  A result is stale when that has changed since; it stays on the page, marked.  A lab runs with
+the sizes that `triptych lab NAME` has, and with as many seeds as its `seeds` says, from `FIRST_SEED` on: none of the
+seeds at which labs are developed.  The finished seeds of a run that was interrupted are in `runs/lectures`.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DATA, RESULTS = DOCS / "lectures.toml", DOCS / "lectures.results.json"
 SEEDS = ROOT / "runs" / "lectures"  # results of single seeds
+FIRST_SEED = 6000
 Plain = dict[str, Any]
 
 
@@ -104,7 +107,7 @@ def record(
     names: dict[str, list[str]],
     results: Plain,
     *,
-    quick: bool = False,
+    full: bool = False,
     seeds: int | None = None,
     model: str | None = None,
     processes: int = 1,
@@ -115,7 +118,7 @@ def record(
     from triptych.explain import worked
 
     threads = max(1, machine.threads() // processes)
-    task = partial(recorded_lab, threads=threads, quick=quick, seeds=seeds, model=model)
+    task = partial(recorded_lab, threads=threads, full=full, seeds=seeds, model=model)
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterator[tuple[str, Plain]]] = map
         if processes > 1:
@@ -136,39 +139,39 @@ def longest_first(labs: list[str], results: Plain) -> list[str]:
 
 
 def recorded_lab(
-    name: str, *, threads: int, quick: bool, seeds: int | None = None, model: str | None = None
+    name: str, *, threads: int, full: bool, seeds: int | None = None, model: str | None = None
 ) -> tuple[str, Plain]:
     """Run a lab, print its verdict and draw its plot; -> its name, and what is recorded."""
     import pictures
     import torch
 
     torch.set_num_threads(threads)
-    result, recorded = run_lab(name, seeds, quick=quick, model=model)
+    result, recorded = run_lab(name, seeds, full=full, model=model)
     print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
     pictures.of_lab(name, result, recorded["command"])
     return name, recorded
 
 
 def run_lab(
-    name: str, count: int | None = None, *, quick: bool = False, model: str | None = None
+    name: str, count: int | None = None, *, full: bool = False, model: str | None = None
 ) -> tuple[SeedsResult, Plain]:
-    """The result of a lab, and what is recorded: with its full sizes over `count` seeds, by default its `SEEDS`, or
-    with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
+    """The result of a lab, and what is recorded: over `count` seeds, by default its `seeds`, with its `full` sizes or the
+    default ones.  With `model`, a directory, the lab judges this model and one seed."""
     from triptych_lectures import labs
     from triptych_lectures.labs.kept_results import KeptResults
     from triptych_lectures.labs.lab import Setup, shown_sizes
     from triptych_lectures.labs.seeds import SeedsResult, over_seeds
 
     lab = labs.lab_class(name)
-    setup = Setup(full=not quick, model=model, progress=lambda text: print(f"{name}: {text}", flush=True))
+    setup = Setup(full=full, model=model, seed=FIRST_SEED, progress=lambda text: print(f"{name}: {text}", flush=True))
     kept = KeptResults(SEEDS, digest("labs", name), print)
-    seeds = count or (1 if quick or model is not None else lab.seeds)
+    seeds = 1 if model is not None else count or lab.seeds
     run = over_seeds(name, setup, count=seeds, kept=kept)
     result = run.result
     assert isinstance(result, SeedsResult)
     sizes = shown_sizes(lab, setup)
-    full = [] if quick or not lab.full else ["--full"]
-    options = [*(full if model is None else [f"--model {model}"]), *([f"--seeds {seeds}"] if seeds > 1 else [])]
+    options = ["--full"] if full else [] if model is None else [f"--model {model}"]
+    options += [*([f"--seeds {seeds}"] if seeds > 1 else []), f"--seed {FIRST_SEED}"]
     words = {"command": " ".join(["triptych lab", name, *options])}
     words |= {"passed": result.passed, "question": result.question, "remarks": result.remarks, "sizes": sizes}
     words |= {"falsified_by": lab.falsified_by, "seeds": len(result.runs), "held": result.held}
@@ -215,7 +218,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run every lab again")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--stale", action="store_true", help="list the stale results, and run and write nothing")
-    parser.add_argument("--quick", action="store_true", help="record one seed at the sizes of `triptych lab NAME`")
+    parser.add_argument("--full", action="store_true", help="record the sizes of `triptych lab NAME --full`")
     parser.add_argument("--seeds", type=int, metavar="N", help="record so many seeds, not those of the lab")
     parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
     parser.add_argument("--model", metavar="DIR", help="judge this model; with --labs and one lab")
@@ -232,9 +235,7 @@ def main() -> None:
         return
     if not options.page:
         names = chosen(data, results, options.labs, again=options.again)
-        record(
-            names, results, quick=options.quick, seeds=options.seeds, model=options.model, processes=options.processes
-        )
+        record(names, results, full=options.full, seeds=options.seeds, model=options.model, processes=options.processes)
     results = read_results()  # in the order of the file
     (DOCS / "lectures").mkdir(exist_ok=True)
     for page, text in pages(data, marked(results, stale(data, results))).items():

@@ -307,7 +307,7 @@ class Lab:
     question: ClassVar[str]
     remarks: ClassVar[str]
     falsified_by: ClassVar[str]
-    seeds: ClassVar[int] = 5
+    seeds: ClassVar[int] = 10
     full: ClassVar[Mapping[str, Size]] = {}
 
     def __init_subclass__(cls) -> None:

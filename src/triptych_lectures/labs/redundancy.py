@@ -34,7 +34,6 @@ Floats = tuple[float, ...]
 
 class RedundancyLab(Lab):
     name = "redundancy"
-    seeds = 1
 
     text: str = size(" | ".join(TEXTS[:3]), "texts on which heads are scored, separated by |")
     held_out: str = size(" | ".join(TEXTS[3:]), "texts on which the loss is measured, separated by |")
