@@ -155,8 +155,8 @@ def recorded_lab(
 def run_lab(
     name: str, count: int | None = None, *, full: bool = False, model: str | None = None
 ) -> tuple[SeedsResult, Plain]:
-    """The result of a lab, and what is recorded: over `count` seeds, by default its `seeds`, with its `full` sizes or the
-    default ones.  With `model`, a directory, the lab judges this model and one seed."""
+    """The result of a lab, and what is recorded: over `count` seeds, by default its `seeds`, with its `full` sizes or
+    the default ones.  With `model`, a directory, the lab judges this model and one seed."""
     from triptych_lectures import labs
     from triptych_lectures.labs.kept_results import KeptResults
     from triptych_lectures.labs.lab import Setup, shown_sizes
