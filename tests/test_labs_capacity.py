@@ -103,7 +103,7 @@ def test_it_passes_on_what_the_claim_says(monkeypatch: pytest.MonkeyPatch) -> No
         ({"one_place": 0.8}, {"control: one place: learned by one head"}),
         ({"count": 20}, {f"{task}: parameters, most over least" for task in ("table", "four places")}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "fails",
 )
 def test_it_fails_where_a_shape_does_otherwise(
     changed: dict[str, Any], claims: set[str], monkeypatch: pytest.MonkeyPatch
