@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ PLAIN, GRU, ATTENTION = "plain RNN", "GRU", "attention"
 BIASES = (0.0, 1.0, 3.0)  # of the forget gate, before training; a gate of 0.5, 0.73 and 0.95
 LSTMS = tuple(f"LSTM, forget bias {bias:g}" for bias in BIASES)
 GATED = (*LSTMS, GRU)
-READERS = (PLAIN, *GATED, ATTENTION)
+RECURRENT = (PLAIN, *GATED)
+READERS = (*RECURRENT, ATTENTION)
 TESTED_EVERY = 10  # training steps
 LEARNED = 0.95  # share of new rows that are right
 
@@ -36,11 +38,12 @@ class GatesLab(Lab):
     width: int = size(32, "width of embeddings and states")
     lags: Ints = size(
         (4, 8, 16, 32, 64, 128),
-        "steps from the first token to the last, tried in this order until one is not learned",
+        "steps from the first token to the last; a recurrent network tries them in this order until it fails at one",
         values=2,
         ascending=True,
     )
     steps: int = size(400, "training steps at most, for each lag")
+    starts: int = size(5, "initializations, of which each is trained, where it says that there are several")
     rows: int = size(32, "rows of a training step")
     rate: float = size(5e-3, "learning rate of AdamW")
     tested: int = size(200, "new rows that are tested")
@@ -49,7 +52,7 @@ class GatesLab(Lab):
     def run(self, setup: Setup) -> LabResult:
         before = {name: self._gradients(self._reader(name, setup.seed), setup.seed) for name in READERS}
         needed, trained = dict[str, dict[int, int]](), dict[str, Reader]()
-        for name in READERS:
+        for name in RECURRENT:
             needed[name] = {}
             for lag in self.lags:
                 setup.progress(f"{name}, lag {lag}: at most {self.steps} steps")
@@ -58,11 +61,16 @@ class GatesLab(Lab):
                 if steps is None:
                     break
                 needed[name][lag] = steps
+        trained[ATTENTION], _ = self._learned(ATTENTION, self.lags[0], setup.seed)
+        tried = {ATTENTION: {lag: self._tries(ATTENTION, lag, setup) for lag in self.lags}}
+        furthest = max(GATED, key=lambda name: max(needed[name], default=0))
+        for name, lag in ((PLAIN, self.lags[1]), (LSTMS[1], self.lags[1]), (furthest, self.lags[-1])):
+            tried.setdefault(name, {})[lag] = self._tries(name, lag, setup)
         after = {name: self._gradients(reader, setup.seed) for name, reader in trained.items()}
         setup.progress("shuffled answers")
         control, _ = self._learned(GRU, self.lags[0], setup.seed, shuffled=True)
         chance = self._right(control, self.lags[0], torch.Generator().manual_seed(setup.seed))
-        measured = Measured(self, before, after, needed, chance)
+        measured = Measured(self, before, after, needed, tried, furthest, chance)
         rows = [[name, *(str(steps.get(lag, "-")) for lag in self.lags)] for name, steps in needed.items()]
         header, back = ("model", *(f"lag {lag}" for lag in self.lags)), "steps back"
         title = f"Steps until {LEARNED:.0%} of new rows are right, at most {self.steps}; -: not learned, or not tried"
@@ -73,6 +81,7 @@ class GatesLab(Lab):
                 "What a further step leaves of the gradient at the first token", "model", READERS, factors, ".3f"
             ),
             TableSection(title, header, rows),
+            measured.table,
             curve(f"{first}, before training", back, "norm", self.back, before, log="xy"),
             curve(f"{first}, after learning lag {self.lags[0]}", back, "norm", self.back, after, log="xy"),
         )
@@ -111,6 +120,13 @@ class GatesLab(Lab):
     def _right(self, reader: Reader, lag: int, noise: torch.Generator) -> float:
         rows = self._rows(self.tested, lag, noise)
         return float((reader(rows).argmax(-1) == rows[:, 0]).double().mean())
+
+    def _tries(self, name: str, lag: int, setup: Setup) -> list[float]:
+        """The steps that each of `starts` initializations needed; infinite where it did not learn the lag."""
+        setup.progress(f"{name}, lag {lag}: {self.starts} initializations")
+        seeds = range(setup.seed * self.starts, (setup.seed + 1) * self.starts)
+        needed = [self._learned(name, lag, seed)[1] for seed in seeds]
+        return [math.inf if steps is None else steps for steps in needed]
 
     def _gradients(self, reader: Reader, seed: int) -> list[float]:
         """For each length: the norm of the gradient of the right answer's logit at the first token's embedding,
@@ -164,18 +180,41 @@ def factor(back: Ints, gradients: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the lab measured: gradients over length before and after training, the steps that each lag needed by model,
-    and the share right with shuffled answers."""
+    """What the lab measured.
+
+    before, after   gradients over length, by model, before and after training.
+    needed          the steps that each lag needed, by recurrent network.
+    tried           the steps that each of several initializations needed for a lag, infinite where it was not learned:
+                    by attention each lag, the longest by the gated network that came `furthest`, and the second by
+                    the plain network and the LSTM whose forget bias is 1.
+    chance          the share that is right with shuffled answers.
+    """
 
     lab: GatesLab
     before: dict[str, list[float]]
     after: dict[str, list[float]]
     needed: dict[str, dict[int, int]]
+    tried: dict[str, dict[int, list[float]]]
+    furthest: str
     chance: float
 
     @property
     def both(self) -> dict[str, dict[str, list[float]]]:
         return {"before training": self.before, f"after learning lag {self.lab.lags[0]}": self.after}
+
+    def learned(self, name: str, lag: int) -> int:
+        """How many of the initializations learned the lag."""
+        return sum(map(math.isfinite, self.tried[name][lag]))
+
+    @property
+    def table(self) -> TableSection:
+        rows = [
+            [name, str(lag), str(self.learned(name, lag)), *(format(steps, "g") for steps in (median(each), max(each)))]
+            for name, lags in self.tried.items()
+            for lag, each in lags.items()
+        ]
+        title = f"Steps of {self.lab.starts} initializations, at most {self.lab.steps}; inf: not learned"
+        return TableSection(title, ("model", "lag", "learned", "median", "most"), rows)
 
     def longest(self, name: str) -> int:
         """The longest lag learned; 1, which needs no memory of a step before the last, where there is none."""
@@ -185,14 +224,15 @@ class Measured:
     def conclusion(self) -> Conclusion:
         lab, falls = self.lab, power(self.lab.back, self.before[ATTENTION])
         old, new = ({name: factor(lab.back, of[name]) for name in READERS} for of in self.both.values())
-        lag = {name: self.longest(name) for name in READERS}
-        first, last = lab.lags[0], lab.lags[-1]
+        lag = {name: self.longest(name) for name in RECURRENT}
+        (first, second, *_), last, starts, gated = lab.lags, lab.lags[-1], lab.starts, self.furthest
         closed, open_, wide = LSTMS
-        best = max(GATED, key=lambda name: lag[name])
-        attended = self.needed[ATTENTION]
-        slowest = max(attended, key=lambda at: attended[at], default=first)
+        medians = {at: median(each) for at, each in self.tried[ATTENTION].items()}
+        slowest = max(medians, key=lambda at: medians[at])
+        plain, biased = (median(self.tried[name][second]) for name in (PLAIN, open_))
+        counts = {at: self.learned(ATTENTION, at) for at in lab.lags}
         rise = min((PLAIN, GRU, closed), key=lambda name: new[name] - old[name])
-        in_order = ", ".join(f"{lag[name]} ({name})" for name in READERS)
+        in_order = ", ".join(f"{lag[name]} ({name})" for name in RECURRENT)
         return (
             clause(
                 f"Before training each further step leaves {old[PLAIN]:.2f} of the first token's gradient in a plain"
@@ -208,18 +248,29 @@ class Measured:
                 instead="The gradient did not tell the networks apart as expected",
             ),
             clause(
-                f"With at most {lab.steps} steps, the longest lags learned are {in_order}.",
+                f"With at most {lab.steps} steps, the longest lags learned are {in_order}. For lag {second} the median"
+                f" of {starts} initializations is {plain:g} steps in the plain RNN and {biased:g} with forget bias 1.",
                 Check("longest lag learned, GRU over plain RNN", lag[GRU] / lag[PLAIN], least=2),
-                Check("longest lag learned, forget bias 1 over plain RNN", lag[open_] / lag[PLAIN], least=2),
+                Check(f"steps for lag {second}, median: plain RNN over forget bias 1", plain / biased, least=2),
                 Check("longest lag learned, forget bias 3 over 0", lag[wide] / lag[closed], least=2),
                 instead="Gates did not make longer lags learnable",
             ),
             clause(
-                f"The problem is not eliminated: {best} ends at lag {lag[best]}. Attention, whose gradient falls as the"
-                f" length to the power {falls:.2f} and not exponentially, learns every lag up to {last}, the slowest,"
-                f" lag {slowest}, in {attended.get(slowest, math.inf):g} steps.",
-                Check("attention: longest lag learned", lag[ATTENTION], least=last),
-                Check("longest lag learned, the best gated network", lag[best], most=last / 2),
+                f"The problem is not eliminated: with as many steps {self.learned(gated, last)} of {starts}"
+                f" initializations of the best of them ({gated}) learn lag {last}. Attention's gradient falls as the"
+                f" length to the power {falls:.2f} and not exponentially; it learns lags {', '.join(map(str, counts))}"
+                f" from {', '.join(map(str, counts.values()))} of {starts} initializations, and the slowest, lag"
+                f" {slowest}, in a median of {medians[slowest]:g} steps.",
+                Check(
+                    f"attention: initializations of {starts} that learn a lag, the fewest",
+                    min(counts.values()),
+                    least=starts // 2 + 1,
+                ),
+                Check(
+                    f"best gated network: initializations of {starts} that learn the longest lag",
+                    self.learned(gated, last),
+                    most=(starts - 1) // 2,
+                ),
                 Check("attention, untrained: the gradient falls as the length to the power", falls, -1.3, -0.7),
                 instead="Gated networks were not behind attention",
             ),
