@@ -20,6 +20,7 @@ from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import sites
+from triptych.probe.prompts import prompt_of
 from triptych.spec import causal, keys, window
 
 CPU = torch.device("cpu")
@@ -170,6 +171,22 @@ def test_a_row_past_the_positions_is_refused() -> None:
         logits(tiny.decoder(), [[1] * 65])
     with pytest.raises(InputError, match="the model has 64"):
         Engine(tiny.decoder()).add(Request(prompt=[1] * 60, max_new_tokens=5))
+
+
+@pytest.mark.parametrize("context", [None, 100])
+def test_a_row_past_a_learned_table_is_refused(context: int | None) -> None:
+    """The table has 64 positions, whether or not the spec says how long a row may be."""
+    module = nn.new(replace(tiny.decoder("learned").spec, context=context))
+    assert logits(module, [[1] * 64])[0].isfinite().all()
+    with pytest.raises(InputError, match="65 positions and the model has 64"):
+        logits(module, [[1] * 64, [1] * 65])
+    with pytest.raises(InputError, match="the model has 64"):
+        Engine(module).add(Request(prompt=[1] * 60, max_new_tokens=5))
+    with pytest.raises(InputError, match="65 tokens and the model reads 64"):
+        prompt_of(Model(module), [1] * 65)
+    encoder = nn.new(replace(tiny.encoder("learned").spec, context=context))
+    with pytest.raises(InputError, match="65 positions and the model has 64"):
+        logits(encoder, [[1] * 65])
 
 
 def test_empty_batches_and_rows_are_refused() -> None:

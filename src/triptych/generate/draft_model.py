@@ -42,7 +42,7 @@ class DraftModel:
         self.engine.free([twin for twin in twins if twin is not None])
 
     def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
-        limit = self.engine.module.spec.context
+        limit = self.engine.module.spec.longest_row
         target_lengths: dict[LiveRow, int] = {}
         for row, count in zip(rows, counts, strict=True):
             most = count if limit is None else min(count, limit - len(row.ids))

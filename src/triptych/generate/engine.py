@@ -365,7 +365,7 @@ class Engine(Explained):
     def _row(self, request: Request, slot: int = -1) -> LiveRow:
         """A row for this request, where the model can serve it.  Raises as `add`."""
         spec = self.module.spec
-        end, limit = len(request.prompt) + request.max_new_tokens, spec.context
+        end, limit = len(request.prompt) + request.max_new_tokens, spec.longest_row
         if limit is not None and end > limit:
             raise InputError(
                 f"prompt {request.number}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones "

@@ -159,7 +159,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
                 return memory
             cross = batch.cross or EncoderOutput(memory, batch.source[1])
         assert batch.inputs is not None
-        rows, limit, taps, prefix = batch.rows, self.spec.context, batch.taps, self.prefix["decoder"]
+        rows, limit, taps, prefix = batch.rows, self.spec.longest_row, batch.taps, self.prefix["decoder"]
         if limit is not None and rows.end > limit:
             refuse_length(rows, limit, "input")
         return self.decoder(

@@ -133,8 +133,8 @@ def prompt_of(model: ProbedModel, text: PromptInput, target: PromptInput = None)
     (source,) = model.source([text])
     length = model.module.length(source)
     ids = _target_ids(model, target) if both else None
-    limits = [(length, spec.source_context if spec.encoder is not None else spec.context, "text")]
-    limits += [(len(ids), spec.context, "target")] if ids is not None else []
+    limits = [(length, spec.longest_row if spec.encoder is None else spec.source_context, "text")]
+    limits += [(len(ids), spec.longest_row, "target")] if ids is not None else []
     for count, limit, what in limits:
         if count == 0:
             raise InputError(f"the {what} is empty; give at least one token")

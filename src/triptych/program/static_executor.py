@@ -87,7 +87,7 @@ class StaticStep:
         try:
             if rows.longest != 1 or len(ids) != len(rows):
                 raise NotServed("a row has several new tokens")
-            check_rows(ids, rows, self.module.spec.vocab, self.module.spec.context, self.cross)
+            check_rows(ids, rows, self.module.spec.vocab, self.module.spec.longest_row, self.cross)
             if self.cache.longest is not None:  # at once: a plan and its graphs hold for one size of the stores
                 self.cache.ensure_capacity(self.cache.longest)
             step = self.cache.begin(rows, "")

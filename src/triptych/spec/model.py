@@ -11,6 +11,7 @@ from triptych.errors import ConfigError, InputError
 from .norms import Norm
 from .part import Part, Shapes, check_fields, check_widths
 from .parts import Activation, EmbedSpec, LinearSpec, StackSpec
+from .positions import LearnedSpec
 
 
 class TransformSpec(Part):
@@ -175,7 +176,19 @@ class ModelSpec(Part):
     def source_context(self) -> int | None:
         """The longest row of the stack the source enters."""
         embed = self.reads.embed
-        return self.context if isinstance(embed, EmbedSpec) else embed.position.length
+        return self._longest(self.reads) if isinstance(embed, EmbedSpec) else embed.position.length
+
+    @property
+    def longest_row(self) -> int | None:
+        """The longest row of the decoder, or of an encoder alone; None when there is no end."""
+        return self.source_context if self.decoder is None else self._longest(self.decoder)
+
+    def _longest(self, stack: StackSpec) -> int | None:
+        """`context`, or the length of the stack's learned table of positions where that is less or alone."""
+        position, context = stack.embed.position, self.context
+        if not isinstance(position, LearnedSpec):
+            return context
+        return position.length if context is None else min(context, position.length)
 
     def shapes(self) -> Shapes:
         """Every stored parameter, ties counted once."""
