@@ -18,7 +18,7 @@ from triptych.attention import attend
 from triptych.page import TableSection
 from triptych.train import OptimizerSettings, Schedule
 from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
-from .small_models import curve, descend, growth, line_table, power
+from .small_models import curve, descend, geometric_mean, growth, line_table, power
 
 PLAIN, GRU, ATTENTION = "plain RNN", "GRU", "attention"
 BIASES = (0.0, 1.0, 3.0)  # of the forget gate, before training; a gate of 0.5, 0.73 and 0.95
@@ -50,23 +50,25 @@ class GatesLab(Lab):
     back: Ints = size((8, 16, 32, 64), "steps back, of the gradient", values=3, ascending=True)
 
     def run(self, setup: Setup) -> LabResult:
-        before = {name: self._gradients(self._reader(name, setup.seed), setup.seed) for name in READERS}
-        needed, trained = dict[str, dict[int, int]](), dict[str, Reader]()
+        seeds = range(setup.seed * self.starts, (setup.seed + 1) * self.starts)
+        before, after, needed = dict[str, list[float]](), dict[str, list[float]](), dict[str, dict[int, int]]()
+        tried: dict[str, dict[int, list[float]]] = {}
+        for name in READERS:
+            before[name] = self._typical([self._reader(name, seed) for seed in seeds], seeds)
+            trained, tried[name] = self._tries(name, self.lags[:1], seeds, setup)
+            after[name] = self._typical(trained, seeds)
         for name in RECURRENT:
             needed[name] = {}
             for lag in self.lags:
                 setup.progress(f"{name}, lag {lag}: at most {self.steps} steps")
-                reader, steps = self._learned(name, lag, setup.seed)
-                trained.setdefault(name, reader)
+                _, steps = self._learned(name, lag, setup.seed)
                 if steps is None:
                     break
                 needed[name][lag] = steps
-        trained[ATTENTION], _ = self._learned(ATTENTION, self.lags[0], setup.seed)
-        tried = {ATTENTION: {lag: self._tries(ATTENTION, lag, setup) for lag in self.lags}}
         furthest = max(GATED, key=lambda name: max(needed[name], default=0))
-        for name, lag in ((PLAIN, self.lags[1]), (LSTMS[1], self.lags[1]), (furthest, self.lags[-1])):
-            tried.setdefault(name, {})[lag] = self._tries(name, lag, setup)
-        after = {name: self._gradients(reader, setup.seed) for name, reader in trained.items()}
+        second, last = self.lags[1:2], self.lags[-1:]
+        for name, lags in ((PLAIN, second), (LSTMS[1], second), (furthest, last), (ATTENTION, self.lags[1:])):
+            tried[name] |= self._tries(name, lags, seeds, setup)[1]
         setup.progress("shuffled answers")
         control, _ = self._learned(GRU, self.lags[0], setup.seed, shuffled=True)
         chance = self._right(control, self.lags[0], torch.Generator().manual_seed(setup.seed))
@@ -83,7 +85,7 @@ class GatesLab(Lab):
             TableSection(title, header, rows),
             measured.table,
             curve(f"{first}, before training", back, "norm", self.back, before, log="xy"),
-            curve(f"{first}, after learning lag {self.lags[0]}", back, "norm", self.back, after, log="xy"),
+            curve(f"{first}, after training at lag {self.lags[0]}", back, "norm", self.back, after, log="xy"),
         )
         return self.result(measured.conclusion, sections)
 
@@ -121,12 +123,21 @@ class GatesLab(Lab):
         rows = self._rows(self.tested, lag, noise)
         return float((reader(rows).argmax(-1) == rows[:, 0]).double().mean())
 
-    def _tries(self, name: str, lag: int, setup: Setup) -> list[float]:
-        """The steps that each of `starts` initializations needed; infinite where it did not learn the lag."""
-        setup.progress(f"{name}, lag {lag}: {self.starts} initializations")
-        seeds = range(setup.seed * self.starts, (setup.seed + 1) * self.starts)
-        needed = [self._learned(name, lag, seed)[1] for seed in seeds]
-        return [math.inf if steps is None else steps for steps in needed]
+    def _tries(self, name: str, lags: Ints, seeds: range, setup: Setup) -> tuple[list[Reader], dict[int, list[float]]]:
+        """What each initialization becomes at the last of the lags, and the steps that it needed for each lag, infinite
+        where it did not learn it."""
+        trained, needed = list[Reader](), dict[int, list[float]]()
+        for lag in lags:
+            setup.progress(f"{name}, lag {lag}: {self.starts} initializations")
+            each = [self._learned(name, lag, seed) for seed in seeds]
+            trained = [reader for reader, _ in each]
+            needed[lag] = [math.inf if steps is None else steps for _, steps in each]
+        return trained, needed
+
+    def _typical(self, readers: list[Reader], seeds: range) -> list[float]:
+        """The gradients of several initializations, geometric mean for each length."""
+        each = [self._gradients(reader, seed) for reader, seed in zip(readers, seeds, strict=True)]
+        return [geometric_mean(norms) for norms in zip(*each, strict=True)]
 
     def _gradients(self, reader: Reader, seed: int) -> list[float]:
         """For each length: the norm of the gradient of the right answer's logit at the first token's embedding,
@@ -182,11 +193,11 @@ def factor(back: Ints, gradients: list[float]) -> float:
 class Measured:
     """What the lab measured.
 
-    before, after   gradients over length, by model, before and after training.
+    before, after   gradients over length, by model, before and after training, typical of several initializations.
     needed          the steps that each lag needed, by recurrent network.
     tried           the steps that each of several initializations needed for a lag, infinite where it was not learned:
-                    by attention each lag, the longest by the gated network that came `furthest`, and the second by
-                    the plain network and the LSTM whose forget bias is 1.
+                    the first lag by all models, each by attention, the longest by the gated network that came
+                    `furthest`, and the second by the plain network and the LSTM whose forget bias is 1.
     chance          the share that is right with shuffled answers.
     """
 
@@ -200,7 +211,7 @@ class Measured:
 
     @property
     def both(self) -> dict[str, dict[str, list[float]]]:
-        return {"before training": self.before, f"after learning lag {self.lab.lags[0]}": self.after}
+        return {"before training": self.before, f"after training at lag {self.lab.lags[0]}": self.after}
 
     def learned(self, name: str, lag: int) -> int:
         """How many of the initializations learned the lag."""
@@ -275,8 +286,8 @@ class Measured:
                 instead="Gated networks were not behind attention",
             ),
             clause(
-                f"Where a lag is learned the factor rises: after lag {first} it is {new[PLAIN]:.2f} in the plain RNN"
-                f" and {new[GRU]:.2f} in the GRU. Control: with shuffled answers {self.chance:.0%} are right.",
+                f"Training raises the factor, at lag {first} to {new[PLAIN]:.2f} in a plain RNN and {new[GRU]:.2f} in a"
+                f" GRU. Control: with shuffled answers {self.chance:.0%} are right.",
                 Check("rise of the factor with training, the least of three", new[rise] - old[rise], least=0.1),
                 Check("control: right, trained on shuffled answers", self.chance, most=1 / lab.symbols + 0.1),
                 instead="Training did not change what it should",
