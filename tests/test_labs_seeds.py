@@ -139,7 +139,7 @@ def test_sizes_are_listed(lab: Notes, capsys: Captured) -> None:
     assert re.search(r"steps +100 +1000 +7 +training steps", shown)
     assert re.search(r"rates +0\.1,0\.2 +0\.1,0\.2 +0\.1,0\.2 +learning rates", shown)
     counts, plain = json.loads(said(["lab", "all", "--sizes", "--json"], capsys)[0])
-    assert (counts["name"], counts["recorded_seeds"], plain["recorded_seeds"], plain["sizes"]) == ("counts", 5, 1, [])
+    assert (counts["name"], counts["recorded_seeds"], plain["recorded_seeds"], plain["sizes"]) == ("counts", 10, 1, [])
     assert counts["sizes"][0] == {
         "name": "steps", "default": 100, "full": 1000, "value": 100, "about": "training steps"
     }  # fmt: skip
@@ -320,7 +320,7 @@ def test_every_lab_declares_its_sizes_and_what_falsifies_it(name: str) -> None:
     assert size_rows(kind, Setup()), "a lab has sizes"
     assert all(row.about and not row.about[0].isspace() for row in size_rows(kind, Setup()))
     assert len(re.findall(r"[.?!](?: |$)", kind.falsified_by)) >= 2, "two sentences"
-    assert kind.seeds in (1, 5)
+    assert kind.seeds in (1, 10)
 
 
 def test_sizes_that_do_not_fit_together_are_one_line() -> None:

@@ -424,7 +424,7 @@ def test_a_lab_is_recorded_over_its_seeds(
 ) -> None:
     """A recording that was interrupted continues; the page has the spread and what falsifies the claim."""
     ran: list[int] = []
-    stops = [2]
+    stops = [6002]
 
     def run(self: SoftVsHardLab, setup: Setup) -> LabResult:
         if setup.seed in stops:
@@ -440,19 +440,19 @@ def test_a_lab_is_recorded_over_its_seeds(
     monkeypatch.setattr(lectures, "SEEDS", tmp_path)
     monkeypatch.setattr(lectures, "RESULTS", tmp_path / "results.json")
     with pytest.raises(KeyboardInterrupt):
-        lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results)
+        lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results, full=True)
     monkeypatch.setattr("pictures.of_lab", lambda name, result, command: None)
-    lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results)
-    assert ran == [0, 1, 2]
+    lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results, full=True)
+    assert ran == [6000, 6001, 6002]
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     recorded = results["labs"]["soft-vs-hard"]
     assert (recorded["seeds"], recorded["held"], recorded["sizes"]["steps"]) == (3, 3, "1000")
-    assert recorded["conclusion"][0]["checks"][0]["seeds"] == ["1,000", "1000", "1000"]
+    assert recorded["conclusion"][0]["checks"][0]["seeds"] == ["1,600", "1600", "1600"]
     results["labs"]["soft-vs-hard"] = recorded
     page = lectures.LecturePages(lectures.read_data(), results, {}).lab("soft-vs-hard")
-    assert "`triptych lab soft-vs-hard --full --seeds 3`" in page
+    assert "`triptych lab soft-vs-hard --full --seeds 3 --seed 6000`" in page
     assert "PASS in 3 of 3 seeds" in page
-    assert "- seed | number: 1000 (1,000–1000), ≥ 0" in page
+    assert "- seed | number: 1600 (1,600–1600), ≥ 0" in page
     assert "soft-vs-hard: PASS: 3 of 3 seeds pass" in capsys.readouterr().out
 
 
