@@ -451,7 +451,7 @@ def test_a_lab_is_recorded_over_its_seeds(
     results["labs"]["soft-vs-hard"] = recorded
     page = lectures.LecturePages(lectures.read_data(), results, {}).lab("soft-vs-hard")
     assert "`triptych lab soft-vs-hard --full --seeds 3 --seed 6000`" in page
-    assert "PASS in 3 of 3 seeds" in page
+    assert "PASS (3/3 seeds)" in page
     assert "- seed | number: 1600 (1,600–1600), ≥ 0" in page
     assert "soft-vs-hard: PASS: 3 of 3 seeds pass" in capsys.readouterr().out
 

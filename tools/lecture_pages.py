@@ -39,8 +39,8 @@ def checks_of(result: Plain) -> list[Plain]:
 
 
 def verdict(result: Plain) -> str:
-    """The word of a recorded lab, with the seeds it held in: `PASS in 5 of 5 seeds, stale`."""
-    seeds = f" in {result['held']} of {result['seeds']} seeds" if result["seeds"] > 1 else ""
+    """The word of a recorded lab, with the seeds it held in: `PASS (5/5 seeds), stale`."""
+    seeds = f" ({result['held']}/{result['seeds']} seeds)" if result["seeds"] > 1 else ""
     return ("PASS" if result["passed"] else "FAIL") + seeds + (STALE if result.get("stale") else "")
 
 
@@ -292,8 +292,13 @@ class LecturePages:
         _, chosen = self.featured(lab, phrases)
         middle = chosen["measured"].partition(" (")[0]
         if not self.first(lab, chosen["claim"]):
-            return f"[lab {lab}](#{mark('lab', lab)}), {verdict(self.labs[lab])}"
-        return f"{chosen['claim']}: **{middle}** ([lab {lab}](#{mark('lab', lab)}), {verdict(self.labs[lab])})"
+            return f"[lab {lab}](#{mark('lab', lab)})"
+        return f"{chosen['claim']}: **{middle}** ([lab {lab}](#{mark('lab', lab)}){self.reserve(lab)})"
+
+    def reserve(self, lab: str) -> str:
+        """What a number of this lab has to be read with: that the lab fails, or that its result is stale."""
+        result = self.labs[lab]
+        return f", {verdict(result)}" if not result["passed"] or result.get("stale") else ""
 
     def featured(self, lab: str, phrases: list[str]) -> tuple[str, Plain]:
         """The first criterion of a lab, or of those that contain the first of these phrases, after its statement."""
@@ -309,10 +314,12 @@ class LecturePages:
         return f"![{self.labs[lab]['question']}]({self.pictures[lab]})" if shown else ""
 
     def lab(self, name: str) -> str:
-        """A recorded lab: its command, and each criterion with what was measured over the seeds and its bounds."""
+        """A recorded lab: its command, each criterion with what was measured over the seeds and its bounds, and the
+        first sentence of its remarks, which the command prints whole."""
         result = self.labs[name]
+        remark = re.split(r"(?<=[.]) ", result["remarks"])[0]
         rows = [f"- {check['claim']}: {measured(check)}" for check in checks_of(result)]
-        parts = [f"`{result['command']}`", "\n".join(rows), result["remarks"]]
+        parts = [f"`{result['command']}`", "\n".join(rows), remark if self.first(remark) else ""]
         return folded(f"Lab {name}: {verdict(result)}", "\n\n".join(filter(None, parts)), mark("lab", name))
 
 
