@@ -194,4 +194,4 @@ def test_names_fail_on_shuffled_tags(texts: None, monkeypatch: pytest.MonkeyPatc
         return tagged(self, names._shuffled(train, seed), held, seed)
 
     monkeypatch.setattr(names.NamesLab, "_tagged", shuffled)
-    assert "names never in training: F1, above the best of the others" in failed(labs.run("names"))
+    assert "names never in training: F1, above the best of these three" in failed(labs.run("names"))
