@@ -298,7 +298,7 @@ class LecturePages:
     def reserve(self, lab: str) -> str:
         """What a number of this lab has to be read with: that the lab fails, or that its result is stale."""
         result = self.labs[lab]
-        return f", {verdict(result)}" if not result["passed"] or result.get("stale") else ""
+        return (", FAIL" if not result["passed"] else "") + (STALE if result.get("stale") else "")
 
     def featured(self, lab: str, phrases: list[str]) -> tuple[str, Plain]:
         """The first criterion of a lab, or of those that contain the first of these phrases, after its statement."""
