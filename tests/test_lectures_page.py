@@ -180,7 +180,9 @@ def typed(page: str) -> Iterator[str]:
 
 
 def failed(results: Data) -> list[str]:
-    return [name for kind in results.values() for name, found in kind.items() if not found["passed"]]
+    """What did not pass and is not known to pass in some seeds only."""
+    fewer = lectures.read_data()["about"]["fewer"]
+    return [name for kind in results.values() for name, one in kind.items() if not one["passed"] and name not in fewer]
 
 
 # ---------------------------------------------------------------- it does
@@ -226,8 +228,12 @@ def test_results_are_recorded_for_all_labs(data: Data, results: Data) -> None:
     assert {*results["labs"]} == {*LABS}
 
 
-def test_recorded_results_passed(results: Data) -> None:
+def test_recorded_results_passed(data: Data, results: Data) -> None:
     assert not failed(results)
+    index = lectures.pages(data, results)["lectures.md"]
+    for name in data["about"]["fewer"]:
+        rate = f"{results['labs'][name]['held']}/{results['labs'][name]['seeds']} seeds"
+        assert re.search(rf"\| \[{name}\].* FAIL \({rate}\)", index), "a lab that passes is not among them"
 
 
 def test_the_pages_are_what_the_generator_makes(data: Data, results: Data) -> None:
