@@ -261,7 +261,7 @@ def values_table(values: Sequence[Values]) -> TableSection:
 def sample_text(model: ProbedModel) -> str:
     """As many words of TEXT, from the first, as the model reads."""
     spec, words = model.spec, TEXT.split()
-    longest = spec.context if spec.encoder is None else spec.source_context
+    longest = spec.longest_row if spec.encoder is None else spec.source_context
     beginnings = (" ".join(words[:count]) for count in range(len(words), 0, -1))
     return next((text for text in beginnings if longest is None or len(model.ids([text])[0]) <= longest), TEXT)
 

@@ -298,7 +298,7 @@ def _samples(model: ProbedModel, texts: Any, targets: Any, seed: int) -> list[He
     if targets is not None and not both:
         raise InputError(f"targets are for encoder-decoders; this is a {model.spec.layout}")
     rows = model.ids(texts) if texts is not None else []
-    longest = model.spec.context if model.spec.encoder is None else model.spec.source_context
+    longest = model.spec.longest_row if model.spec.encoder is None else model.spec.source_context
     for number, row in enumerate(rows):
         if longest is not None and len(row) > longest:
             raise InputError(f"text {number} has {len(row)} tokens and the model reads {longest}; shorten it")

@@ -5,6 +5,7 @@ their attention and by whether the blocks have cross-attention.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from triptych.errors import ConfigError, InputError
@@ -172,13 +173,13 @@ class ModelSpec(Part):
         embed = (self.decoder or self.reads).embed
         return embed.vocab if isinstance(embed, EmbedSpec) else 0
 
-    @property
+    @cached_property
     def source_context(self) -> int | None:
         """The longest row of the stack the source enters."""
         embed = self.reads.embed
         return self._longest(self.reads) if isinstance(embed, EmbedSpec) else embed.position.length
 
-    @property
+    @cached_property
     def longest_row(self) -> int | None:
         """The longest row of the decoder, or of an encoder alone; None when there is no end."""
         return self.source_context if self.decoder is None else self._longest(self.decoder)
