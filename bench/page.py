@@ -3,7 +3,10 @@
 The live page of decoders with about one and ten million parameters (random weights): the time from opening until the
 reader can act and sees numbers, then medians of `--repeat` runs of an edit that changes the first of 64 tokens, so that
 all are computed again, and of a head taken out, each until the changed numbers are drawn.  Then pages with the baked
-trace of a text: the browser's first contentful paint, and when everything is drawn.
+trace of a text: the browser's first contentful paint, and when everything is drawn.  Last, the
+slowest answer to one control of the smaller live page and of the playground, at two widths: in each step of the walk and
+each chapter, one control of every kind is used (buttons, sliders, fields, cells to paint), but for those that write many
+tokens or save.
 
 The same browser and driver as the tests' (`tests/browser.py`); one thread computes in the page.
 """
@@ -21,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from browser import CHROMIUM, READY, Browser, Tab
 from triptych import create, machine
+from triptych.explain.page import playground
 from triptych.model import Model
 from triptych.page import write
 from triptych.page.attention_page import inside_page
@@ -41,6 +45,55 @@ window.readyAt = null;
 const look = () => {{ if ({READY}) window.readyAt = performance.now(); else requestAnimationFrame(look); }};
 document.addEventListener("DOMContentLoaded", look);
 """
+
+INTERACTION, WIDTHS = 0.2, (1280, 390)
+# The parts of a page that a reader opens: the steps of the walk, then the chapters.
+PARTS = """
+globalThis.live = document.querySelector("section.live")?.live;
+globalThis.walk = live?.walk.walk ?? document.querySelector("section.textattention").attention.walk;
+globalThis.texts = 0; // that the page has had
+globalThis.parts = [
+  ["page", document.querySelector("main"), () => {}],
+  ...walk.steps.map(({ title }) => [`step ${title}`, walk.cell.parentElement, () => walk.open(title)]),
+  ...[...(live?.lessons.chooser.children ?? [])]
+    .map((_, i) => [`chapter ${i + 1}`, live.lessons.card, () => live.lessons.open(i)]),
+];
+parts.length"""
+# Opens one part, changes the text, and uses the controls that the part shows, one of each kind (of a class, or inside a
+# place of a class).  Resolves to [milliseconds, part, control] for each.
+CONTROLS = """
+(async ([title, place, open]) => {
+  const drawn = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  const settled = async () => { await drawn(); while (live?.refreshing) await live.refreshing; await drawn(); };
+  const unlimited = /^(Write|Stop|Data|Save|Download)/;
+  const kindOf = (one) => [one.type, one.closest("[class]").className, one.ariaPressed ?? one.ariaLabel ?? ""].join(" ")
+    .replace(/[0-9]+/g, "#");
+  const use = (one) => {
+    if (one.tagName === "BUTTON" || ["checkbox", "radio"].includes(one.type)) return one.click();
+    if (one.tagName === "SELECT") one.selectedIndex = (one.selectedIndex + 1) % one.options.length;
+    else if (one.type === "range") one.value = +one.value + (+one.step || 1) * (+one.value < +one.max ? 1 : -1);
+    else one.value = one.tagName === "TEXTAREA" ? "abcdefgh"[texts++ % 8] + one.value.slice(1) : 1;
+    for (const name of ["input", "change"]) one.dispatchEvent(new Event(name, { bubbles: true }));
+  };
+  const answers = [], used = new Set();
+  const timed = async (name, change) => {
+    const start = performance.now();
+    change();
+    await settled();
+    answers.push([performance.now() - start, title, name]);
+  };
+  await timed("opened", open);
+  const text = document.querySelector("textarea");
+  await timed("the text", () => use(text)); // from its first token on
+  for (;;) {
+    const shown = [...place.querySelectorAll("button, input, select, textarea")]
+      .filter((one) => one.checkVisibility() && !one.disabled && !unlimited.test(one.textContent));
+    const next = shown.find((one) => !used.has(kindOf(one)));
+    if (!next) return answers;
+    used.add(kindOf(next));
+    await timed(kindOf(next), () => use(next));
+  }
+})"""
 
 
 def decoder(layers: int, heads: int, width: int, hidden: int) -> Model:
@@ -110,6 +163,30 @@ def baked(browser: Browser, folder: Path, length: int, repeat: int) -> list[tupl
     ]
 
 
+def interactions(browser: Browser, folder: Path) -> list[tuple[str, float, float]]:
+    """The slowest answer to one control of each page, without a network, in the light at the first width and in the
+    dark at the other."""
+    rows = []
+    pages = {"live page, 1M": live_page(decoder(*SIZES["1M"][0]), "1M", TEXT), "playground": playground()}
+    for name, page in pages.items():
+        write(folder / "controls.html", page)
+        for dark, width in enumerate(WIDTHS):
+            tab = browser.open(folder / "controls.html", width=width, dark=bool(dark)).wait()
+            tab.call("Network.enable")
+            tab.call(
+                "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0
+            )
+            parts = range(tab.evaluate(PARTS))
+            answers = [answer for part in parts for answer in tab.evaluate(f"{CONTROLS}(parts[{part}])")]
+            if tab.console():
+                raise SystemExit(f"the page wrote on the console: {tab.console()}")
+            for milliseconds, place, control in sorted(answers, reverse=True)[:3]:
+                print(f"{name}, {width} px: {milliseconds:.0f} ms, {place}, {control}", file=sys.stderr)
+            slow = f"{name}, {width} px, slowest of {len(answers)} controls"
+            rows.append((slow, max(answers)[0] / 1e3, INTERACTION))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, help="runs of each, whose median is printed")
@@ -125,6 +202,7 @@ def main() -> None:
             rows += live(browser, Path(name), size, arguments.repeat)
         for length in PAINT:
             rows += baked(browser, Path(name), length, arguments.repeat)
+        rows += interactions(browser, Path(name))
     for what, seconds, wanted in rows:
         goal = "" if wanted != wanted else f"  wanted below {wanted:g}: {'met' if seconds < wanted else 'missed'}"
         print(f"{what:48} {seconds:7.3f} s{goal}")

@@ -50,7 +50,7 @@ def lab(
     --model MODEL: Model to use instead of the lab's own.
     --data FILE: Text to train on instead of the lab's own.
     --set NAME=VALUE: Replace a size of the lab; repeatable.
-    --full: Use the full sizes, those of `make lectures`.
+    --full: Use the full sizes.
     --seeds N: Run N seeds, from --seed on, and store each.
     --sizes: Show the sizes, and what would falsify the claim, and stop.
     """
