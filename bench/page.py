@@ -3,10 +3,9 @@
 The live page of decoders with about one and ten million parameters (random weights): the time from opening until the
 reader can act and sees numbers, then medians of `--repeat` runs of an edit that changes the first of 64 tokens, so that
 all are computed again, and of a head taken out, each until the changed numbers are drawn.  Then pages with the baked
-trace of a text: the browser's first contentful paint, and when everything is drawn.  Last, the
-slowest answer to one control of the smaller live page and of the playground, at two widths: in each step of the walk and
-each chapter, one control of every kind is used (buttons, sliders, fields, cells to paint), but for those that write many
-tokens or save.
+trace of a text: the browser's first contentful paint, and when everything is drawn.  Last, the slowest answer to one
+control of the smaller live page and of the playground, at two widths: in each step of the walk and each chapter, one of
+every kind (buttons, sliders, fields, cells to paint) is used, but for those that write many tokens or save.
 
 The same browser and driver as the tests' (`tests/browser.py`); one thread computes in the page.
 """

@@ -130,7 +130,7 @@ def losses(random: Random) -> Draft:
 
 @exercise("L0.5", "Which head ties two words")
 def which_head(random: Random) -> Draft:
-    heads = 3
+    heads = pick(random, 3, 4, 5, 6)
     chosen = int(random.integers(heads))
     weights = random.uniform(0.02, 0.2, (heads, len(SENTENCE)))
     usual = weights[:, 4] * random.uniform(0.8, 1.25, heads)
@@ -142,7 +142,7 @@ def which_head(random: Random) -> Draft:
     weights = weights.round(2)
     ratio = weights[:, 4] / usual.round(2)
     statement = (
-        f"{' '.join(SENTENCE)}: the weights of the last word on each word, by three heads.",
+        f"{' '.join(SENTENCE)}: the weights of the last word on each word, by {heads} heads.",
         matrix("pattern, row of bank", weights, [f"head {h + 1}" for h in range(heads)]),
         f"What each head gives to the word just before, on average over other texts: {listed(usual.round(2))}",
     )  # fmt: skip

@@ -44,8 +44,9 @@ def _entropy(p: Tensor) -> float:
 
 @exercise("L4.12", "Equal tokens in one sequence")
 def equal_tokens(random: Random) -> Draft:
-    sequence = [int(i) for i in random.permutation([0, 1, 2, 0, int(random.integers(3))])]
-    vectors = tensor(np.random.default_rng(0).standard_normal((3, 4)))
+    words, more = pick(random, 2, 3, 4), pick(random, 1, 2, 3)
+    sequence = [int(i) for i in random.permutation([*range(words), 0, *random.integers(words, size=more)])]
+    vectors = tensor(np.random.default_rng(0).standard_normal((words, 4)))
     x = vectors[torch.tensor(sequence)]
     both = _distinct(attend(x, x, x))
     masked = _distinct(attend(x, x, x, mask=causal()))
@@ -149,7 +150,7 @@ def alignment(random: Random) -> Draft:
 def largest_difference(random: Random) -> Draft:
     ours = random.uniform(-2, 2, 4).round(5)
     apart = np.zeros(4)
-    apart[int(random.integers(4))] = pick(random, 3e-6, 2e-5, 4e-4)
+    apart[int(random.integers(4))] = pick(random, 2, 3, 4) * 10.0 ** -pick(random, 4, 5, 6)
     theirs = (ours + apart).round(6)
     largest = float(np.abs(ours - theirs).max())
     both = (
