@@ -378,7 +378,7 @@ def test_all_is_printed_where_one_column_or_row_would_be_left_out(fitting: int, 
         (-1e-5, "-1.00e-05"),
         (float("-inf"), "-∞"),
         (12345.6, "1.23e+04"),
-        (2_415_919_104, "2415919104"),
+        (2_415_919_104, "2,415,919,104"),
     ],
 )
 def test_numbers(x: float, said: str) -> None:

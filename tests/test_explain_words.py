@@ -57,7 +57,7 @@ def test_the_scale_says_what_was_measured(name: str) -> None:
 @pytest.mark.parametrize(
     ("size", "shift", "same", "verdict"),
     [
-        (1.0, 0.0, False, "the premise holds."),
+        (1.0, 0.0, False, "nothing here contradicts the premise."),
         (2.0, 0.0, False, "the premise does not hold; independent entries of mean 0 and these variances would give"),
         (1.0, 1.0, False, "the premise does not hold;"),
         (1.0, 0.0, True, "the scores do not vary as those of independent entries."),

@@ -112,9 +112,9 @@ class AttentionSteps:
         elif min(q.numel(), k.numel()) < FEW:
             verdict = "so few numbers cannot decide whether the premise holds"
         elif not 0.5 <= before**2 / width <= 2:
-            verdict = "so far the premise holds, but the scores do not vary as those of independent entries"
+            verdict = "this agrees with the premise, but the scores do not vary as those of independent entries"
         else:
-            verdict = "the premise holds"
+            verdict = "nothing here contradicts the premise"
         return (
             f"{said} 1/√{width} brings the variance to 1 where the entries of q and k are independent, with mean 0 "
             f"and variance 1, so that q·k has variance {width}. Here q has mean {mean_q:.3g} and variance {var_q:.3g}, "

@@ -236,6 +236,10 @@ def equal_scores() -> Example:
                  [sharp], lambda g: reference_ops.softmax(g["s"])),
         WalkStep("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
                  [soft], lambda g: reference_ops.softmax(g["s"] / 8)),
+        WalkStep("Softmax", "Gradient of each weight in its own score", "∂p / ∂s = p (1 − p)",
+                 "1/4 is the most it can be: a tie is the least saturated choice between two.",
+                 [ShownTensor("gradient", "∂p/∂s", "T S", sharp.value * (1 - sharp.value))],
+                 lambda g: g["p"] * (1 - g["p"])),
         printed_step("p", matrix("0 0.5 0 0.5"), "The lecture prints [0, .55, 0, .45], which is wrong.", part=REFERENCE,
                      of="p"),
     ]  # fmt: skip

@@ -205,8 +205,8 @@ def number(x: float) -> str:
     """A number as a step prints it, to four decimals or in three figures."""
     if math.isinf(x):
         return "-∞" if x < 0 else "∞"
-    if x == int(x) and abs(x) < 1e13:
-        return f"{x:.0f}"
+    if x == int(x) and abs(x) < 1e16:
+        return f"{x:,.0f}"
     return f"{x:.4f}" if 1e-3 <= abs(x) < 1e4 else f"{x:.2e}"
 
 
