@@ -71,11 +71,7 @@ class GradientsLab(Lab):
                 " from the slope by about h², until only rounding is left between two losses so near each other;"
                 " hence the V of the curve.",
                 Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
-                Check(
-                    "finite differences: error at the ends over the best, mean of parts",
-                    ends,
-                    least=10.0,
-                ),
+                Check("finite differences: error at the ends over the best, mean of parts", ends, least=10.0),
                 instead="Finite differences do not confirm them",
             ),
             clause(

@@ -219,11 +219,11 @@ def spelling_table(lines: Sequence[Pair]) -> dict[str, str]:
 def aligned_words(held: Sequence[Pair], written: Sequence[str]) -> list[Word]:
     """The words that both editions of each line have, with what was written for each: the words of the written line are
     laid beside those of the modern one so that the fewest letters differ."""
-    found = []
+    aligned = []
     for (old, new), text in zip(held, written, strict=True):
         beside = _laid_beside(text.split(), new.split())
-        found += [Word(old.split()[i], new.split()[j], beside[j]) for i, j in same_words(old, new)]
-    return found
+        aligned += [Word(old.split()[i], new.split()[j], beside[j]) for i, j in same_words(old, new)]
+    return aligned
 
 
 def letters_right(words: Sequence[Word]) -> float:

@@ -25,7 +25,16 @@ from triptych.train.audio_records import Speech
 from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
-from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
+from triptych_lectures.data.digit_recordings import (
+    DIGITS,
+    HEARD,
+    UNHEARD,
+    Clips,
+    DigitRecorder,
+    Recording,
+    Speaker,
+    SpokenWords,
+)
 from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import Points, fit, share_table
 
@@ -56,7 +65,11 @@ class SpokenDigitsLab(Lab):
 
     def run(self, setup: Setup, spoken: SpokenWords | None = None) -> LabResult:
         setup.progress(f"synthesizing the words of {self.speakers + self.unheard} speakers")
-        heard, unheard = self._clips(setup.seed, spoken or SpokenWords.cached())
+        random = np.random.default_rng(setup.seed)
+        speakers = HEARD.draw(self.speakers, random), UNHEARD.draw(self.unheard, random)
+        heard, unheard = (self.clips(side, spoken or SpokenWords.cached()) for side in speakers)
+        # voices, speeds and pitches of both sides
+        shared = set.intersection(*({of for one in side for of in vars(one).items()} for side in speakers))
         trained = Digits(self, heard, setup.seed)
         losses = trained.trained(setup)
         control = Digits(replace(self, steps=self.control), heard, setup.seed)
@@ -74,6 +87,7 @@ class SpokenDigitsLab(Lab):
                 "The encoder reads mel frames instead of tokens, and nothing else is new. Of voices, speeds and pitches"
                 f" that training did not have, {right:.0%} of the words are written right.",
                 Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
+                Check("voices, speeds and pitches of these that training has", len(shared), most=0),
                 instead="It does not write the words of voices that it never heard",
             ),
             clause(
@@ -112,12 +126,9 @@ class SpokenDigitsLab(Lab):
         )
         return self.result(conclusion, sections)
 
-    def _clips(self, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
-        """The words of each speaker: heard in training, and not."""
-        words = DIGITS[: self.digits]
-        random = np.random.default_rng(seed)
-        heard, unheard = HEARD.draw(self.speakers, random), UNHEARD.draw(self.unheard, random)
-        return tuple(spoken.vocabulary(heard, words).values()), tuple(spoken.vocabulary(unheard, words).values())
+    def clips(self, speakers: Sequence[Speaker], spoken: SpokenWords) -> tuple[Clips, ...]:
+        """The words of each speaker."""
+        return tuple(spoken.vocabulary(speakers, DIGITS[: self.digits]).values())
 
 
 @dataclass(frozen=True, eq=False)
