@@ -88,7 +88,7 @@ class SpokenDigitsLab(Lab):
                 f" that training did not have, {right:.0%} of the words are written right.",
                 Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
                 Check("voices, speeds and pitches of these that training has", len(shared), most=0),
-                instead="It does not write the words of voices that it never heard",
+                instead="It was not seen to write the words of voices that it never heard",
             ),
             clause(
                 "Cross-attention finds the word in the sound, though no training record says when a word is spoken: the"
