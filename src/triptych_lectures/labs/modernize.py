@@ -169,7 +169,7 @@ def _single_words(changed: Shares, alike: float, ranked: str, judged: Mapping[st
             "The model has learned a part of the new spelling: of words that modern editions spell otherwise it writes"
             f" {model:.1%} of the letters right; control: copying them {copied:.1%}.",
             Check("words spelt otherwise: wrong letters, over those of copying", _errors(model, copied), most=0.9),
-            instead="Of words that modern editions spell otherwise it writes no more letters right than copying",
+            instead="Of words that modern editions spell otherwise it writes hardly more letters right than copying",
         ),
         clause(
             f"Words that are spelt alike it mostly leaves as they are: {alike:.1%} of their letters are right. Of all"
@@ -201,7 +201,7 @@ def _whole_lines(every: Shares, unknown: Shares) -> Conclusion:
             "It reads letters, and so can spell a word it has never seen: of words that the table does not know it gets"
             f" {unknown['the model']:.1%} of the letters right, the table {unknown['the table']:.1%}.",
             Check("words not in the table: wrong letters, over the table's", better, most=0.9),
-            instead="Of words that the table does not know it gets no more right",
+            instead="Of words that the table does not know it gets hardly more right",
         ),
     )
 
