@@ -12,7 +12,7 @@ from spoken_tones import spoken
 from triptych.errors import InputError
 from triptych.media.audio import HOP, RATE
 from triptych_lectures import labs
-from triptych_lectures.data.digit_recordings import HEARD, Clips, SpokenWords
+from triptych_lectures.data.digit_recordings import DIGITS, HEARD, Clips, SpokenWords
 from triptych_lectures.labs import spoken_digits
 from triptych_lectures.labs.lab import LabResult, Setup
 from triptych_lectures.labs.spoken_digits import DrawnRecordings, best_constant
@@ -37,7 +37,8 @@ def run(seed: int = 0) -> LabResult:
 
 
 def heard_clips(sizes: spoken_digits.SpokenDigitsLab) -> tuple[Clips, ...]:
-    return sizes.clips(HEARD.draw(sizes.speakers, np.random.default_rng(0)), SpokenWords.cached())
+    speakers = HEARD.draw(sizes.speakers, np.random.default_rng(0))
+    return tuple(SpokenWords.cached().vocabulary(speakers, DIGITS[: sizes.digits]).values())
 
 
 @pytest.mark.heavy

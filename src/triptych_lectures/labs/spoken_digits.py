@@ -25,16 +25,7 @@ from triptych.train.audio_records import Speech
 from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
-from triptych_lectures.data.digit_recordings import (
-    DIGITS,
-    HEARD,
-    UNHEARD,
-    Clips,
-    DigitRecorder,
-    Recording,
-    Speaker,
-    SpokenWords,
-)
+from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
 from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import Points, fit, share_table
 
@@ -63,11 +54,12 @@ class SpokenDigitsLab(Lab):
     lr: float = size(3e-3, "learning rate of AdamW's share")
     muon: float = size(6e-3, "learning rate of Muon's share")
 
-    def run(self, setup: Setup, spoken: SpokenWords | None = None) -> LabResult:
+    def run(self, setup: Setup) -> LabResult:
         setup.progress(f"synthesizing the words of {self.speakers + self.unheard} speakers")
         random = np.random.default_rng(setup.seed)
         speakers = HEARD.draw(self.speakers, random), UNHEARD.draw(self.unheard, random)
-        heard, unheard = (self.clips(side, spoken or SpokenWords.cached()) for side in speakers)
+        spoken, words = SpokenWords.cached(), DIGITS[: self.digits]
+        heard, unheard = (tuple(spoken.vocabulary(side, words).values()) for side in speakers)
         # voices, speeds and pitches of both sides
         shared = set.intersection(*({of for one in side for of in vars(one).items()} for side in speakers))
         trained = Digits(self, heard, setup.seed)
@@ -125,10 +117,6 @@ class SpokenDigitsLab(Lab):
             Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
         )
         return self.result(conclusion, sections)
-
-    def clips(self, speakers: Sequence[Speaker], spoken: SpokenWords) -> tuple[Clips, ...]:
-        """The words of each speaker."""
-        return tuple(spoken.vocabulary(speakers, DIGITS[: self.digits]).values())
 
 
 @dataclass(frozen=True, eq=False)
