@@ -56,7 +56,7 @@ class FrozenCaptionsLab(Lab):
             model = whole.created(parts.tokenizer, setup.seed)
             whole.trained(model, train, captions, self.captioner, setup.seed)
             written[WHOLE] = Captioned(model, held).written
-        changed = len(set[str]().union(*(way.changed() for way in ways)))
+        changed = sum(way.changed() for way in ways)
         conclusion = (
             _fixed(Gated(parts).distance(held), changed),
             *(self._way(one, parts, written, held) for one in ways),

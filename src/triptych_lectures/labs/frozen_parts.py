@@ -123,11 +123,6 @@ class FrozenParts:
         return {"encoder": self.encoder, "decoder": self.text}
 
     @cached_property
-    def weights(self) -> dict[str, Tensor]:
-        """Copies of the tensors of both, from before a way is trained."""
-        return {name: own.clone() for part in self.fixed.values() for name, own in part.named_parameters()}
-
-    @cached_property
     def encoder(self) -> nn.Transformer:
         """A ViT trained on labels: color and shape of the first and of the second object, and how they lie."""
         sizes = self.sizes
@@ -216,7 +211,7 @@ class Way:
         """`module` begins with the weights of the parts, and trains the others."""
         self.parts, self.module, self.losses = parts, module, Points()
         for name, own in module.named_parameters():
-            part = parts.weights.get(name) if self.takes(name) else None
+            part = parts.fixed[name.partition(".")[0]].state_dict().get(name) if self.takes(name) else None
             if part is not None:
                 own.data.copy_(part)
             own.requires_grad_(part is None)
@@ -238,11 +233,11 @@ class Way:
         """How many parameters are trained."""
         return sum(own.numel() for own in self.module.parameters() if own.requires_grad)
 
-    def changed(self) -> set[str]:
-        """The fixed tensors, here and in the parts themselves, that have another bit than before a way was trained."""
+    def changed(self) -> int:
+        """How many tensors that should be fixed have another bit than those of the part that they came from."""
+        kept = {name: own for part in self.parts.fixed.values() for name, own in part.named_parameters()}
         fixed = [(name, own) for name, own in self.module.named_parameters() if not own.requires_grad]
-        fixed += [named for part in self.parts.fixed.values() for named in part.named_parameters()]
-        return {name for name, own in fixed if not torch.equal(own, self.parts.weights[name])}
+        return sum(not torch.equal(own, kept[name]) for name, own in fixed)
 
 
 class Gated(Way):
