@@ -317,8 +317,8 @@ class ImageLabelsLab(Lab):
         vit, control_right, linear, commonest = (shares[name] for name in reversed(named))
         conclusion = (
             clause(
-                "The objects lie in any place, so that single pixels say little of the shape: a linear model of the pixels"
-                f" is right on {linear:.0%} of new pictures, the commonest shape on {commonest:.0%}.",
+                "The objects lie in any place, so that single pixels say little of the shape: a linear model of the"
+                f" pixels is right on {linear:.0%} of new pictures, the commonest shape on {commonest:.0%}.",
                 Check("linear model: shapes right, above the commonest shape", linear - commonest, most=0.2),
                 instead="Weights of single pixels tell the shapes apart",
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -53,14 +54,17 @@ class NamesLab(Lab):
         if any(every[one.play][one.speech].words[one.at] != one.word for one in sheet):
             raise InputError("play_names_checked.toml: a word does not stand where it says; were the plays changed?")
         setup.progress(f"training an encoder: {self.steps} steps")
-        pairs = [(word, tag, row.play) for row in held for word, tag in zip(row.words, row.tags, strict=True)]
-        alone = [NamedWords((word,), (tag,), play) for word, tag, play in pairs]
-        tagged, losses = self._tagged([*train, *_respelled(train, setup.seed)], [*held, *alone], setup.seed)
-        ours = tagged[: len(held)]
+        mixed, places = _mixed(held, setup.seed)
+        tagged, losses = self._tagged([*train, *_respelled(train, setup.seed)], [*held, *mixed], setup.seed)
+        ours, by_place = tagged[: len(held)], dict(zip(places, chain(*tagged[len(held) :]), strict=True))
         setup.progress("the control: tags in a random order")
         control, _ = self._tagged(_shuffled([*train, *_respelled(train, setup.seed)], setup.seed), held, setup.seed)
         setup.progress("what needs no encoder")
-        systems = {ENCODER: ours, ALONE: tagged[len(held) :]} | _baselines(train, held) | {CONTROL: control}
+        systems = (
+            {ENCODER: ours, MIXED: [[by_place[i] for i in sorted(by_place)]]}
+            | _baselines(train, held)
+            | {CONTROL: control}
+        )
         at = {place: len(held) - len(by_hand) + i for i, place in enumerate(by_hand)}
         by_rules, by_encoder = (
             np.mean([tags[at[one.play, one.speech]][one.at] == one.tag for one in sheet])
@@ -91,11 +95,11 @@ class NamesLab(Lab):
         self, scores: Mapping[str, Scores], full: bool, by_rules: float, by_encoder: float, sheet: int
     ) -> Conclusion:
         ours, control = scores[ENCODER], scores[CONTROL]
-        passed_over = {ENCODER, ALONE, CONTROL} if full else {ENCODER, ALONE, CONTROL, CAPITAL}
+        passed_over = {ENCODER, MIXED, CONTROL} if full else {ENCODER, MIXED, CONTROL, CAPITAL}
         plain = {name: score for name, score in scores.items() if name not in passed_over}
         both, best = (max(getattr(score, kind) for score in plain.values()) for kind in ("both", "all"))
         new = max(score.new for name, score in plain.items() if name != CAPITAL)
-        judged = {name: score for name, score in scores.items() if name not in (ALONE, CONTROL)}
+        judged = {name: score for name, score in scores.items() if name not in (MIXED, CONTROL)}
         first_of_new = max(judged, key=lambda name: judged[name].new)
         first_of_all = max(judged, key=lambda name: judged[name].all)
         rivals = "all others" if full else "the commonest answer, the table and the bag of words"
@@ -118,9 +122,10 @@ class NamesLab(Lab):
                 instead="On names never in training the encoder is not ahead",
             ),
             clause(
-                f"It reads the words around: given each word alone it finds new names with F1 {scores[ALONE].new:.2f}.",
+                "It reads the words around: of the same words, all in a random order, its F1 of new names is"
+                f" {scores[MIXED].new:.2f}.",
                 Check(
-                    "names never in training: F1, above that of each word alone", ours.new - scores[ALONE].new, MARGIN
+                    "names never in training: F1, above that in a random order", ours.new - scores[MIXED].new, MARGIN
                 ),
                 instead="It does not need the words around",
             ),
@@ -147,7 +152,7 @@ class NamesLab(Lab):
 
 
 MARGIN = 0.05  # by which the encoder must be ahead; two standard errors of a share of 0.8 of 250 names
-ENCODER, ALONE, CONTROL = "the encoder", "the encoder, each word alone", "control: shuffled tags"
+ENCODER, MIXED, CONTROL = "the encoder", "the encoder, words in a random order", "control: shuffled tags"
 CAPITAL = "every new capital a person"
 TABLE = "search by words: each word's commonest tag"
 
@@ -236,6 +241,16 @@ def _respelled(rows: Sequence[NamedWords], seed: int) -> list[NamedWords]:
         return word if tag == OTHER else "".join(noise.permutation(list(word.lower()))).replace("'", "").capitalize()
 
     return [NamedWords(tuple(map(drawn, row.words, row.tags)), row.tags, row.play) for row in rows]
+
+
+def _mixed(rows: Sequence[NamedWords], seed: int) -> tuple[list[NamedWords], list[int]]:
+    """Rows of the same lengths with the words of all rows in a random order, and the place of each word before."""
+    words = [word for row in rows for word in row.words]
+    places = np.random.default_rng(seed).permutation(len(words)).tolist()
+    drawn = iter(places)
+    return [
+        NamedWords(tuple(words[next(drawn)] for _ in row.words), (OTHER,) * len(row.words), row.play) for row in rows
+    ], places
 
 
 def _shuffled(rows: Sequence[NamedWords], seed: int) -> list[NamedWords]:
