@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from triptych.train.objectives import Integers
 from triptych_lectures.data import play_names as names
 from triptych_lectures.data.play_names import OTHER, PERSON, TAGS, NamedWords
 from triptych_lectures.data.play_scenes import HELD_OUT, plays
-from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
+from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, mean_interval, size
 from .play_encoders import trained
 from .small_models import Points
 
@@ -54,17 +55,14 @@ class NamesLab(Lab):
         if any(every[one.play][one.speech].words[one.at] != one.word for one in sheet):
             raise InputError("play_names_checked.toml: a word does not stand where it says; were the plays changed?")
         setup.progress(f"training an encoder: {self.steps} steps")
-        mixed, places = _mixed(held, setup.seed)
+        mixed, places = _mixed(held * ORDERS, setup.seed)
         tagged, losses = self._tagged([*train, *_respelled(train, setup.seed)], [*held, *mixed], setup.seed)
         ours, by_place = tagged[: len(held)], dict(zip(places, chain(*tagged[len(held) :]), strict=True))
+        orders = np.array([by_place[i] for i in range(len(places))]).reshape(ORDERS, -1)
         setup.progress("the control: tags in a random order")
         control, _ = self._tagged(_shuffled([*train, *_respelled(train, setup.seed)], setup.seed), held, setup.seed)
         setup.progress("what needs no encoder")
-        systems = (
-            {ENCODER: ours, MIXED: [[by_place[i] for i in sorted(by_place)]]}
-            | _baselines(train, held)
-            | {CONTROL: control}
-        )
+        systems = {ENCODER: ours, MIXED: [orders[0].tolist()]} | _baselines(train, held) | {CONTROL: control}
         at = {place: len(held) - len(by_hand) + i for i, place in enumerate(by_hand)}
         by_rules, by_encoder = (
             np.mean([tags[at[one.play, one.speech]][one.at] == one.tag for one in sheet])
@@ -73,12 +71,15 @@ class NamesLab(Lab):
         words = _words(train, held)
         flat = {name: [tag for row in tags for tag in row] for name, tags in systems.items()}
         scores = {name: Scores.of(words, tags) for name, tags in flat.items()}
+        ahead = (np.array(flat[ENCODER]) == words.tags) - (orders == words.tags).mean(0)
         remarks = (
             f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}. Persons are those of the lists of"
             " persons and the speakers' marks, places those of headings and titles; other names count as none. Each"
             " speech is trained on a second time with the letters of its names in a random order."
         )
-        conclusion = self._conclusion(scores, setup.full, float(by_rules), float(by_encoder), len(sheet))
+        conclusion = self._conclusion(
+            scores, ahead[words.new].tolist(), setup.full, float(by_rules), float(by_encoder), len(sheet)
+        )
         return self.result(conclusion, _sections(words, scores, losses), remarks, small=not setup.full)
 
     def _tagged(self, train: Sequence[NamedWords], held: Sequence[NamedWords], seed: int) -> Tagged:
@@ -92,9 +93,15 @@ class NamesLab(Lab):
         return tags, done.losses
 
     def _conclusion(
-        self, scores: Mapping[str, Scores], full: bool, by_rules: float, by_encoder: float, sheet: int
+        self,
+        scores: Mapping[str, Scores],
+        ahead: Sequence[float],
+        full: bool,
+        by_rules: float,
+        by_encoder: float,
+        sheet: int,
     ) -> Conclusion:
-        ours, control = scores[ENCODER], scores[CONTROL]
+        ours, control, gain, (low, high) = scores[ENCODER], scores[CONTROL], fmean(ahead), mean_interval(ahead)
         passed_over = {ENCODER, MIXED, CONTROL} if full else {ENCODER, MIXED, CONTROL, CAPITAL}
         plain = {name: score for name, score in scores.items() if name not in passed_over}
         both, best = (max(getattr(score, kind) for score in plain.values()) for kind in ("both", "all"))
@@ -122,10 +129,10 @@ class NamesLab(Lab):
                 instead="On names never in training the encoder is not ahead",
             ),
             clause(
-                "It reads the words around: of the same words, all in a random order, its F1 of new names is"
-                f" {scores[MIXED].new:.2f}.",
+                f"It reads the words around: {gain:.1%} more of all new words are tagged right in their speech than in"
+                f" random orders of all words (95% interval {low:.1%} to {high:.1%}), where F1 is {scores[MIXED].new:.2f}.",
                 Check(
-                    "names never in training: F1, above that in a random order", ours.new - scores[MIXED].new, MARGIN
+                    "new words right in their speech, less in random orders: low end of the 95% interval", low, 0.001
                 ),
                 instead="It does not need the words around",
             ),
@@ -154,6 +161,7 @@ class NamesLab(Lab):
 MARGIN = 0.05  # by which the encoder must be ahead; two standard errors of a share of 0.8 of 250 names
 ENCODER, MIXED, CONTROL = "the encoder", "the encoder, words in a random order", "control: shuffled tags"
 CAPITAL = "every new capital a person"
+ORDERS = 3  # random orders of the held-out words
 TABLE = "search by words: each word's commonest tag"
 
 
