@@ -130,7 +130,8 @@ class NamesLab(Lab):
             ),
             clause(
                 f"It reads the words around: {gain:.1%} more of all new words are tagged right in their speech than in"
-                f" random orders of all words (95% interval {low:.1%} to {high:.1%}), where F1 is {scores[MIXED].new:.2f}.",
+                f" random orders of all words (95% interval {low:.1%} to {high:.1%}), where F1 is"
+                f" {scores[MIXED].new:.2f}.",
                 Check(
                     "new words right in their speech, less in random orders: low end of the 95% interval", low, 0.001
                 ),
