@@ -51,6 +51,13 @@ def test_fails_when_qwen3_is_a_llama(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed(labs.run("corrections")) == {claim}
 
 
+def test_fails_when_bert_is_a_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(corrections.SMALL, "BERT", corrections.SMALL["GPT-2"])
+    result = labs.run("corrections")
+    assert "share of post-norm blocks, BERT and BART" in failed(result)
+    assert "“GPT and BERT differ in the mask alone” (L4 12.5) is not refuted" in result.meaning
+
+
 def test_fails_when_a_config_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(corrections.PUBLISHED, "GPT-2", corrections.PUBLISHED["GPT-2 medium"])
     monkeypatch.setitem(corrections.WIDTHS, "Llama-3 8B", (4096, 11_008))

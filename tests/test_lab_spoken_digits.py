@@ -12,7 +12,7 @@ from spoken_tones import spoken
 from triptych.errors import InputError
 from triptych.media.audio import HOP, RATE
 from triptych_lectures import labs
-from triptych_lectures.data.digit_recordings import SpokenWords
+from triptych_lectures.data.digit_recordings import DIGITS, HEARD, Clips, SpokenWords
 from triptych_lectures.labs import spoken_digits
 from triptych_lectures.labs.lab import LabResult, Setup
 from triptych_lectures.labs.spoken_digits import DrawnRecordings, best_constant
@@ -34,6 +34,11 @@ def made_of_tones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(seed: int = 0) -> LabResult:
     return labs.run("spoken-digits", Setup(seed=seed, sizes=SIZES))
+
+
+def heard_clips(sizes: spoken_digits.SpokenDigitsLab) -> tuple[Clips, ...]:
+    speakers = HEARD.draw(sizes.speakers, np.random.default_rng(0))
+    return tuple(SpokenWords.cached().vocabulary(speakers, DIGITS[: sizes.digits]).values())
 
 
 @pytest.mark.heavy
@@ -59,10 +64,15 @@ def test_fails_when_what_is_shuffled_is_wrong(
     assert claims >= {RIGHT, LOOKS} if shuffled else claims == {CONTROL, LOSS}
 
 
+def test_fails_when_training_heard_the_voices_of_the_test(made_of_tones: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spoken_digits, "UNHEARD", HEARD)
+    result = labs.run("spoken-digits", Setup(sizes=SIZES | {"steps": 2, "control": 2, "tested": 20}))
+    assert "voices, speeds and pitches of these that training has" in failed(result)
+
+
 def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
     sizes = spoken_digits.SpokenDigitsLab.sized(Setup(sizes=SIZES))
-    heard, _ = sizes._clips(0, SpokenWords.cached())
-    digits = spoken_digits.Digits(sizes, heard, 0)
+    digits = spoken_digits.Digits(sizes, heard_clips(sizes), 0)
     data = DrawnRecordings(digits)
     plain, moved = data.draw(0, 129, 6), replace(data, shuffled=True).draw(0, 129, 6)
     assert [one.text for one in moved] == [one.text for one in (*plain[1:], plain[0])]  # type: ignore[attr-defined]
@@ -72,7 +82,7 @@ def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
 
 def test_a_short_silence_follows_each_sound(made_of_tones: None) -> None:
     sizes = spoken_digits.SpokenDigitsLab.sized(Setup(sizes=SIZES | {"silence": 0.2}))
-    heard, _ = sizes._clips(0, SpokenWords.cached())
+    heard = heard_clips(sizes)
     digits = spoken_digits.Digits(sizes, heard, 0)
     random = np.random.default_rng(0)
     recordings = digits.recordings(heard, len(heard), random)

@@ -142,6 +142,15 @@ def test_the_baselines_see_what_they_say() -> None:
     assert found[names.CAPITAL] == [["person", "other", "person"]]  # "lord" has small letters elsewhere
 
 
+def test_names_found_without_the_words_around_fail_and_the_control_is_its_number() -> None:
+    low = names.Scores(0.1, 0.08, 0.1)
+    scores = dict.fromkeys((names.ENCODER, names.MIXED, names.CAPITAL, names.TABLE, names.CONTROL), low)
+    _, around, _, of_control, _ = names.NamesLab()._conclusion(scores, [1.0, -1.0] * 50, False, 0.9, 0.9, 200)
+    assert around.text.startswith("It does not need the words around")
+    assert of_control.held
+    assert "0.08" in of_control.text
+
+
 # ---------------------------------------------------------------- verdicts
 
 

@@ -89,6 +89,17 @@ def test_panels_fail_when_the_mask_hides_the_source(monkeypatch: pytest.MonkeyPa
     assert failed(in_small("panels")) == {"decoder, prefix mask: wrong tokens, over those of word by word"}
 
 
+def test_panels_fail_when_the_prefix_mask_is_a_causal_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder with this mask translates as well; what it sees of the source is measured beside that."""
+    sizes: dict[str, Size] = {"steps": 1, "rows": 2, "train": 200, "held": 8}
+    ahead = "prefix mask: change of the first word's vector by words after it"
+    assert ahead not in failed(in_small("panels", **sizes))
+    monkeypatch.setattr(translators, "same_document", lambda: translators.CAUSAL)
+    result = in_small("panels", **sizes)
+    assert ahead in failed(result)
+    assert "The masks do not differ in what a word of the source sees" in result.meaning
+
+
 @pytest.mark.heavy
 def test_panels_fail_on_shuffled_pairs(shuffled: None) -> None:
     assert {f"{name}: wrong tokens, over those of word by word" for name in translation.PANELS} <= {

@@ -100,8 +100,9 @@ class AlignmentLab(Lab):
                 instead="What is written does not depend on the partners alone",
             ),
         )
+        chance = subject.share(np.concatenate([truth.mean(1) for truth in subject.truths]))
         hits = {"mean of the heads": mean} | {f"head {i}": share for i, share in enumerate(heads)}
-        hits |= {"before training": before, "the diagonal": diagonal, "a letter at random": subject.chance()}
+        hits |= {"before training": before, "the diagonal": diagonal, "a letter at random": chance}
         sections = (
             share_table("Strongest attention on a true partner", ("whose", "share"), hits),
             share_table("Letters right", ("the decoder sees", "share"), visible),
@@ -187,9 +188,6 @@ class HeldOutPairs:
         With `moved`, only of letters that have no partner at their own place."""
         peaks = np.concatenate(list(map(_peaks, pattern, self.truths)), axis=1)
         return [self.share(head, moved) for head in peaks]
-
-    def chance(self) -> float:
-        return self.share(np.concatenate([truth.mean(1) for truth in self.truths]))
 
     def share(self, hits: NDArray[Any], moved: bool = False) -> float:
         """The mean over the letters that have a partner; NaN where none has."""

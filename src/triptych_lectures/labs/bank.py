@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -141,7 +142,7 @@ class BankLab(Lab):
             Check(f"{share} the first third of the layers", few, most=0.6),
             Check(f"control: {share} the other layers", control, least=0.8),
             Check("weight of the later readers on the deciding word, over that of the early ones", weight, least=0.6),
-            instead="It is not a few early heads that separate them",
+            instead="It was not seen to be a few early heads that separate them",
         )
 
     def _two_senses(self, senses: Senses) -> Clause:
@@ -208,7 +209,7 @@ class Senses:
     def apart(self, first: Sequence[int]) -> float:
         """The mean cosine within the groups less that between them, after the first quarter of the layers."""
         within, between = self.lines(first)
-        return _mean(within[self.deep]) - _mean(between[self.deep])
+        return fmean(within[self.deep]) - fmean(between[self.deep])
 
     def as_far(self) -> float:
         """The share of the ways to part the sentences in groups of these sizes that separate them as far, the true one
@@ -219,7 +220,7 @@ class Senses:
             random = np.random.default_rng(n)
             ways = [self.true, *(random.permutation(n)[:first].tolist() for _ in range(PARTED - 1))]
         least = self.apart(self.true) - 1e-9
-        return _mean([float(self.apart(way) >= least) for way in ways])
+        return fmean([float(self.apart(way) >= least) for way in ways])
 
 
 class SentencePair:
@@ -279,7 +280,7 @@ class SentencePair:
     def mean(self, heads: Sequence[Head]) -> float:
         """The mean weight of these heads on the word."""
         weights = self.weights.mean(1)
-        return _mean([float(weights[head]) for head in heads])
+        return fmean([float(weights[head]) for head in heads])
 
     def content(self) -> Content:
         """The head whose weight on the deciding word exceeds most its weight on the previous token elsewhere."""
@@ -310,7 +311,3 @@ def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()
     """For each row `[L + 1, D]`: the last token's vector as it enters the first block and leaves each block."""
     trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"], edit=edit)
     return [torch.stack([trace[site][row][-1] for site in trace]).double() for row in range(len(rows))]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -45,6 +45,12 @@ def _small(name: str) -> spec.ModelSpec:
     return families.read_config(SMALL[name], where=name)
 
 
+def _stacks(name: str) -> list[spec.StackSpec]:
+    """The encoder and the decoder of a small model, or the one that it has."""
+    model = _small(name)
+    return [stack for stack in (model.encoder, model.decoder) if stack is not None]
+
+
 class Corrected(Statements):
     """What decides each statement of `corrections.toml`, in the method of its name, on random tensors and small models
     with random weights."""
@@ -163,14 +169,8 @@ class Corrected(Statements):
 
         def after(*names: str) -> float:
             """The share of their blocks whose attention normalizes after the addition."""
-            stacks = [
-                stack for model in map(_small, names) for stack in (model.encoder, model.decoder) if stack is not None
-            ]
-            return fmean(
-                norm.post is not None and norm.pre is None
-                for stack in stacks
-                for norm in (block.attn_norm for block in stack.blocks)
-            )
+            norms = [block.attn_norm for name in names for stack in _stacks(name) for block in stack.blocks]
+            return fmean(norm.post is not None and norm.pre is None for norm in norms)
 
         return (
             Check("share of post-norm blocks, BERT and BART", after("BERT", "BART"), 1.0, 1.0),
@@ -192,15 +192,12 @@ class Corrected(Statements):
         )
 
     def gpt_and_bert(self) -> Checks:
-        models = _small("BERT"), _small("GPT-2")
-        bert, gpt = models[0].encoder, models[1].decoder
-        assert bert is not None
-        assert gpt is not None
+        (bert,), (gpt,) = _stacks("BERT"), _stacks("GPT-2")
         differences = {
             "places of the norms": (bert.blocks[0].attn_norm.pre is None) != (gpt.blocks[0].attn_norm.pre is None),
             "token types": getattr(bert.embed, "token_types", 0) != getattr(gpt.embed, "token_types", 0),
             "final norm": (bert.final_norm is None) != (gpt.final_norm is None),
-            "head": type(models[0].head) is not type(models[1].head),
+            "head": type(_small("BERT").head) is not type(_small("GPT-2").head),
         }
         return (Check(f"differences beside the mask: {', '.join(differences)}", sum(differences.values()), 4, 4),)
 

@@ -124,13 +124,13 @@ class Role(NamedTuple):
 
 
 def _with_roles(chosen: ReadText, other: ReadText, roles: Mapping[str, Role]) -> Clause:
-    found = "; ".join(
+    weights = "; ".join(
         f"{role.best.name} gives {name} {role.other:.2f} of its weight (evenly: {role.even:.2f})"
         for name, role in roles.items()
     )
     return clause(
         f"Heads that were found on a text of {len(chosen.tokens)} tokens have the same roles on another of"
-        f" {len(other.tokens)}: {found}. Control: the best of as many heads with random weights gives at most"
+        f" {len(other.tokens)}: {weights}. Control: the best of as many heads with random weights gives at most"
         f" {max(role.random for role in roles.values()):.2f}.",
         *tuple(
             Check(

@@ -169,7 +169,7 @@ def _single_words(changed: Shares, alike: float, ranked: str, judged: Mapping[st
             "The model has learned a part of the new spelling: of words that modern editions spell otherwise it writes"
             f" {model:.1%} of the letters right; control: copying them {copied:.1%}.",
             Check("words spelt otherwise: wrong letters, over those of copying", _errors(model, copied), most=0.9),
-            instead="Of words that modern editions spell otherwise it writes no more letters right than copying",
+            instead="Of words that modern editions spell otherwise it writes hardly more letters right than copying",
         ),
         clause(
             f"Words that are spelt alike it mostly leaves as they are: {alike:.1%} of their letters are right. Of all"
@@ -201,7 +201,7 @@ def _whole_lines(every: Shares, unknown: Shares) -> Conclusion:
             "It reads letters, and so can spell a word it has never seen: of words that the table does not know it gets"
             f" {unknown['the model']:.1%} of the letters right, the table {unknown['the table']:.1%}.",
             Check("words not in the table: wrong letters, over the table's", better, most=0.9),
-            instead="Of words that the table does not know it gets no more right",
+            instead="Of words that the table does not know it gets hardly more right",
         ),
     )
 
@@ -219,11 +219,11 @@ def spelling_table(lines: Sequence[Pair]) -> dict[str, str]:
 def aligned_words(held: Sequence[Pair], written: Sequence[str]) -> list[Word]:
     """The words that both editions of each line have, with what was written for each: the words of the written line are
     laid beside those of the modern one so that the fewest letters differ."""
-    found = []
+    aligned = []
     for (old, new), text in zip(held, written, strict=True):
         beside = _laid_beside(text.split(), new.split())
-        found += [Word(old.split()[i], new.split()[j], beside[j]) for i, j in same_words(old, new)]
-    return found
+        aligned += [Word(old.split()[i], new.split()[j], beside[j]) for i, j in same_words(old, new)]
+    return aligned
 
 
 def letters_right(words: Sequence[Word]) -> float:

@@ -141,7 +141,7 @@ class NotExplanationLab(Lab):
                     by_attention - by_other,
                     least=0.2,
                 ),
-                instead="Attention and its alternative name the deciding token alike",
+                instead="The token that decides is not the one that matters, or both attentions name it alike",
             ),
         )
         layers = [

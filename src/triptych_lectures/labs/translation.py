@@ -25,6 +25,7 @@ from .small_models import curve, parameters
 from .translators import (
     END_ID,
     START_ID,
+    BehindPrompt,
     Builder,
     Ids,
     TrainedTranslator,
@@ -220,7 +221,7 @@ class RecurrenceLab(TranslationSizes):
                     fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
                     least=2.0,
                 ),
-                instead="Attention did not halve what one vector gets wrong",
+                instead="Attention did not halve what one vector gets wrong, or did not learn a task that asks for it",
             ),
             clause(
                 f"One vector has to hold the whole source: from the shortest quarter to the longest its share of wrong"
@@ -310,6 +311,8 @@ class PanelsLab(TranslationSizes):
         control = comparison.task.shuffled(setup.seed)
         guesses = behind_prompt(control.rows, len(control.vocabulary), self.training(setup.seed))
         blind = control.judgement_of(guesses.model).wrong
+        decoders = (one.model for one in comparison.trained.values() if isinstance(one.model, BehindPrompt))
+        with_prefix, with_prompt = (model.reads_ahead(comparison.task.sources[0]) for model in decoders)
         shares = ", ".join(f"{name} {judgement.wrong:.0%}" for name, judgement in comparison.judged.items())
         over = "wrong tokens, over those of word by word"
         conclusion = (
@@ -321,7 +324,15 @@ class PanelsLab(TranslationSizes):
                     Check(f"{name}: {over}", judgement.wrong / reference, most=0.5)
                     for name, judgement in comparison.judged.items()
                 ),
-                instead="Not every layout learned to translate",
+                instead="Not every layout learned to translate, or word by word does",
+            ),
+            clause(
+                "With the prefix mask a word of the source sees those after it, as in an encoder: other words there"
+                f" move the vector of the first by {with_prefix:.0%} of its length. With a plain prompt it sees those"
+                f" before it alone: {with_prompt:.0%}.",
+                Check("prefix mask: change of the first word's vector by words after it", with_prefix, least=0.01),
+                Check("plain prompt: change of the first word's vector by words after it", with_prompt, most=1e-5),
+                instead="The masks do not differ in what a word of the source sees",
             ),
             clause(
                 "Control: trained beside the targets of other sentences, the decoder with a plain prompt writes"

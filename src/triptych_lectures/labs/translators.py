@@ -153,9 +153,18 @@ class BehindPrompt(BesideEncoder):
     @torch.no_grad()
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
         rows = [[*source, *target] for source, target in zip(sources, written, strict=True)]
+        return self._last(self._batch(rows, [len(source) + 1 for source in sources]))
+
+    @torch.no_grad()
+    def reads_ahead(self, source: Ids) -> float:
+        """How far the vector of the first word moves, over its length, when other tokens stand behind it."""
+        others = [source[0], *[START_ID] * (len(source) - 1)]
+        own, moved = (self.module(self._batch([row], [len(row)]))[0] for row in (source, others))
+        return float((own - moved).norm() / own.norm())
+
+    def _batch(self, rows: Sequence[Ids], prefixes: Sequence[int]) -> nn.Batch:
         lengths = tuple(map(len, rows))
-        own = with_prefixes(lengths, [len(source) + 1 for source in sources]) if self.prefix else Rows(lengths)
-        return self._last(nn.Batch(inputs=_flat(rows), rows=own))
+        return nn.Batch(inputs=_flat(rows), rows=with_prefixes(lengths, prefixes) if self.prefix else Rows(lengths))
 
 
 def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
