@@ -187,7 +187,7 @@ def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.M
     monkeypatch.setattr(GLU, "forward", ungated)
     result = small("activations")
     assert "SwiGLU learned more than ReLU, the low end of the mean's 95% interval" in failed(result)
-    assert "SwiGLU was not seen to learn more than ReLU: SwiGLU learned more" in result.meaning
+    assert "SwiGLU was not seen to learn more than ReLU at equal parameters: SwiGLU learned more" in result.meaning
 
 
 # ---------------------------------------------------------------- dropout-places and embedding-scale

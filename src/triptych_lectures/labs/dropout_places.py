@@ -98,6 +98,7 @@ class DropoutPlacesLab(Lab):
         none, stream, early = (stacks[own] for own in ((NONE, deep), (STREAM, deep), (STREAM, shallow)))
         cost = {place: none.right - stacks[place, deep].right for place in USUAL}
         most, closer = max(cost.values(), key=abs), stacks[OUTPUTS, deep].cosine - stream.cosine
+        apart = max(stacks[place, deep].cosine for place in USUAL)
         shown = ", ".join(f"{place} {stacks[place, deep].right:.0%}" for place in USUAL)
         return (
             clause(
@@ -105,7 +106,8 @@ class DropoutPlacesLab(Lab):
                 f" {none.right:.0%} without dropout.",
                 Check(f"no dropout, {deep} layers: right", none.right, least=0.9),
                 Check(f"usual places, {deep} layers: right less than without, furthest from 0", most, -0.1, 0.1),
-                instead="The usual places were not alike, or the task was not learned",
+                Check("usual places: cosine of two passes of a new stack, the largest", apart, most=1 - 1e-3),
+                instead="The usual places were not alike or dropped nothing, or the task was not learned",
             ),
             clause(
                 "What must not be dropped is the residual stream itself, the sum in place of what is added:"

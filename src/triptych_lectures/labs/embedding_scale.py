@@ -22,6 +22,7 @@ from .generated_tasks import (
     ShuffledTask,
     TrainedRun,
     TrainingBudget,
+    mean_steps,
     train,
     training_curve,
 )
@@ -103,7 +104,7 @@ class EmbeddingScaleLab(Lab):
                     "steps of smaller tokens to half, beyond these two", min(half[c] for c in small) - max(matched), 1
                 ),
                 Check("smaller tokens: learned at the end, the least", least, least=0.5),
-                instead="Large tokens did not lose by √d",
+                instead="That tokens of the size of the positions learn soonest was not seen",
             ),
             clause(
                 f"Controls: where the answer is the symbol at hand and the order does not matter, tokens drawn"
@@ -112,7 +113,7 @@ class EmbeddingScaleLab(Lab):
                 Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
                 Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
                 Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                instead="Something else than the size beside the positions was compared",
+                instead="A control did not hold",
             ),
         )
 
@@ -145,8 +146,7 @@ class EmbeddingScaleLab(Lab):
         return train(self.model(name, scaled, self.width, self.symbols, seed), task, budget, seed)
 
     def _half(self, runs: list[TrainedRun]) -> float:
-        """Mean number of steps to learn half, one past the last where it never was."""
-        return fmean(min(run.steps_to(0.5), self.steps + 1.0) for run in runs)
+        return mean_steps(runs, 0.5, self.steps)
 
     def _sections(self, shares: Shares, runs: Runs) -> Sections:
         rows = []

@@ -96,7 +96,7 @@ class ExposureBiasLab(Lab):
                 " cue and the place still say what follows.",
                 Check(f"{most:.0%} of the prefixes replaced: {own}", back / never, most=0.25),
                 Check("wrong less than the one trained on true prefixes", after - back, least=0.1),
-                instead="Wrong tokens in the prefixes of training did not help",
+                instead="Wrong tokens in the prefixes of training did not help it to come back",
             ),
         )
 

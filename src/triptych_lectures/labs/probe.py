@@ -111,7 +111,7 @@ class ProbeLab(Lab):
                 " of the preference is left.",
                 Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
                 Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
-                instead="Removing it at one layer was not made up for",
+                instead="That what is removed at one layer is made up for was not seen",
             ),
             clause(
                 f"The model does use the number: it prefers the right verb in {verb.right:.0%} of the new sentences.",
