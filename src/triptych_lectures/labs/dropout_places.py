@@ -114,9 +114,7 @@ class DropoutPlacesLab(Lab):
                 f" {stream.right:.0%} right with {deep} layers, {early.right:.0%} with {shallow}. Its zeros multiply"
                 f" over {2 * deep} sums: two passes of one row through a new stack end with a cosine of"
                 f" {stream.cosine:.2f}, with dropout on the outputs {stacks[OUTPUTS, deep].cosine:.2f}.",
-                Check(
-                    f"residual stream, {deep} layers: right less than without", none.right - stream.right, least=0.25
-                ),
+                Check(f"residual stream, {deep} layers: right less than without", none.right - stream.right, 0.25),
                 Check(f"control: residual stream, {shallow} layers: right", early.right, least=0.5),
                 Check("cosine of two passes: outputs, more than the stream", closer, least=0.25),
                 instead="That depth does not bear dropout on the stream was not seen",
@@ -137,15 +135,11 @@ class DropoutPlacesLab(Lab):
     def spec(self, place: str, depth: int) -> ModelSpec:
         """Of the decoder whose dropout is at `place`."""
         own, rate = block(self.width, HEADS, 2 * self.width), self.dropped
-        layer = own
-        if place == WEIGHTS:
-            layer = replace(own, attn=replace(own.attn, dropout=rate))
-        if place == OUTPUTS:
-            layer = replace(own, dropout=rate)
-        if place == STREAM:
-            layer = StreamDropout(
-                attn=own.attn, mlp=own.mlp, attn_norm=own.attn_norm, mlp_norm=own.mlp_norm, dropout=rate
-            )
+        layer = {
+            WEIGHTS: replace(own, attn=replace(own.attn, dropout=rate)),
+            OUTPUTS: replace(own, dropout=rate),
+            STREAM: StreamDropout(**vars(own) | {"dropout": rate}),
+        }.get(place, own)
         positions, last = SinusoidalSpec(width=self.width), RMSNormSpec(width=self.width)
         model = decoder(self.symbols, [layer] * depth, embedded=positions, final_norm=last, scale=self.width**0.5)
         stack = model.decoder
@@ -171,18 +165,13 @@ class DropoutPlacesLab(Lab):
         return float((logits(one, rows) - logits(other, rows)).abs().max())
 
     def _sections(self, stacks: Stacks) -> tuple[TableSection, Curve]:
-        columns = [
-            f"{what}, {depth} layers"
-            for what in ("right", "nats in training", "cosine before")
-            for depth in self.depths
-        ]
-        rows = [
-            [place]
-            + [f"{stacks[place, depth].right:.0%}" for depth in self.depths]
-            + [f"{stacks[place, depth].run.end:.2f}" for depth in self.depths]
-            + [f"{stacks[place, depth].cosine:.2f}" for depth in self.depths]
-            for place in PLACES
-        ]
+        whats = ("right", "nats in training", "cosine before")
+        columns = [f"{what}, {depth} layers" for what, depth in product(whats, self.depths)]
+        rows = []
+        for place in PLACES:
+            own = [stacks[place, depth] for depth in self.depths]
+            shown = [f"{one.right:.0%}" for one in own], [f"{one.run.end:.2f}" for one in own]
+            rows.append([place, *shown[0], *shown[1], *(f"{one.cosine:.2f}" for one in own)])
         chance = f"{1 / self.symbols:.0%} are right by chance"
         title = f"After {self.steps} steps with dropout of {self.dropped:g}, tested without; {chance}"
         runs = {place: stacks[place, self.depths[-1]].run for place in PLACES}

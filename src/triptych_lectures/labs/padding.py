@@ -69,8 +69,9 @@ class PaddingLab(Lab):
             ),
             clause(
                 "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
-                f" {least} it is right on {trained[least].right:.0%}, the other on {never[least].right:.0%}. Its answers"
-                f" still depend on how much there is: on rows {most} a log-probability moves by up to {moved:.1f} nats.",
+                f" {least} it is right on {trained[least].right:.0%}, the other on {never[least].right:.0%}. Its"
+                f" answers still depend on how much there is: {most}, a log-probability moves by up to {moved:.1f}"
+                " nats.",
                 Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75),
                 Check("right more than the one trained without", trained[least].right - never[least].right, least=0.1),
                 Check(f"trained with padding, {most}: largest change of a log-probability, nats", moved, least=1.0),

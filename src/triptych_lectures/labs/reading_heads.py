@@ -193,7 +193,9 @@ class TrainedScoresLab(ReadingLab):
                 f" {right[ADDITIVE, wide]:.0%} with the additive score, whose first scores have a standard deviation of"
                 f" {first[ADDITIVE]:.2g}, where those of the dot product have {first[UNDIVIDED]:.3g}.",
                 Check(f"d {wide}: {more}", ahead[wide], least=0.25),
-                Check("deviation of first scores, additive over the other", first[ADDITIVE] / first[UNDIVIDED], most=0.5),
+                Check(
+                    "deviation of first scores, additive over the other", first[ADDITIVE] / first[UNDIVIDED], most=0.5
+                ),
                 instead="The additive score was not ahead of the dot product without scale",
             ),
             clause(

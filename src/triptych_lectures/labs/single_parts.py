@@ -294,7 +294,11 @@ class SingleParts(Statements):
                 loss = module.logits(nn.Batch(inputs=torch.tensor(ROW), rows=Rows((TOKENS,)))).square().sum()
             loss.backward()
             grads = [torch.zeros_like(own) if own.grad is None else own.grad for own in module.parameters()]
-            return torch.cat([one.flatten() for one in grads]), len(calls), sum(size for place, size in kept.items() if place not in weights)
+            return (
+                torch.cat([one.flatten() for one in grads]),
+                len(calls),
+                sum(size for place, size in kept.items() if place not in weights),
+            )
 
         (plain, once, whole), (again, twice, inputs) = step(recompute=False), step(recompute=True)
         return (
