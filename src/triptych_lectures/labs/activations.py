@@ -108,11 +108,9 @@ class ActivationsLab(Lab):
 
     def model(self, name: str, seed: int) -> nn.Transformer:
         """One block with one head and an MLP of this kind."""
-        layer = block(self.width, 1, None if name == NONE else self.hidden)  # with ReLU
-        if name == GELU:
-            layer = replace(layer, mlp=mlp(self.width, self.hidden, "gelu"))
-        if name == SWIGLU:
-            layer = replace(layer, mlp=glu(self.width, 2 * self.hidden // 3, "silu"))
+        layer = block(self.width, 1, None if name == NONE else self.hidden)
+        gelu, swiglu = mlp(self.width, self.hidden, "gelu"), glu(self.width, 2 * self.hidden // 3, "silu")
+        layer = replace(layer, mlp={GELU: gelu, SWIGLU: swiglu}.get(name, layer.mlp))  # which has ReLU
         return with_positions([layer], self.symbols, self.length, seed)
 
     def _train(self, name: str, task: GeneratedTask, seed: int) -> TrainedRun:
@@ -123,9 +121,12 @@ class ActivationsLab(Lab):
         rows = []
         for name, kind in trained.items():
             ends = [run.end for run in kind.tables]
-            own = [f"{fmean(ends):.2f}", f"{min(ends):.2f} to {max(ends):.2f}"]
-            own += [f"{fmean(_more(kind, trained[RELU])):+.3f}", f"{kind.copy.end:.3f}"]
-            rows.append([name, f"{kind.parameters:,}", *own])
+            over = (
+                f"{fmean(ends):.2f}",
+                f"{min(ends):.2f} to {max(ends):.2f}",
+                f"{fmean(_more(kind, trained[RELU])):+.3f}",
+            )
+            rows.append([name, f"{kind.parameters:,}", *over, f"{kind.copy.end:.3f}"])
         guess = trained[RELU].copy.guess
         title = f"{self.draws} tables, nats an answer after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
         header = ("MLP", "parameters", "mean", "over the tables", "learned more than ReLU", "copying")

@@ -159,17 +159,15 @@ class NormPlacementLab(StackLab):
         return self.trained(self.stack(name, depth, seed), task, seed, self.warmup if rise == WITH else 0.0)
 
     def _sections(self, runs: PlacementRuns) -> tuple[TableSection, Curve]:
-        ends = {
-            f"{name}, {rise}": [fmean(run.end for run in runs[name, rise, depth]) for depth in self.depths]
-            for name, rise in COLUMNS
-        }
-        guess = runs[PRE, WITHOUT, self.depths[0]][0].guess
+        ends, shown = dict[str, list[float]](), dict[str, TrainedRun]()
+        for name, rise in COLUMNS:
+            ends[f"{name}, {rise}"] = [fmean(run.end for run in runs[name, rise, depth]) for depth in self.depths]
+            shown[f"{name}, {rise}"] = runs[name, rise, self.moderate][0]
+        guess = shown[f"{PRE}, {WITHOUT}"].guess
         title = f"Nats a symbol after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
-        shown = self.moderate
-        at_depth = {f"{name}, {rise}": runs[name, rise, shown][0] for name, rise in COLUMNS}
         return (
             line_table(title, "layers", self.depths, ends, ".2f"),
-            training_curve(f"{shown} layers in training", "nats a symbol", at_depth),
+            training_curve(f"{self.moderate} layers in training", "nats a symbol", shown),
         )
 
 

@@ -71,6 +71,7 @@ class EmbeddingScaleLab(Lab):
         sooner = {name: half[name, False] - half[name, True] for name in DEVIATIONS}
         matched = [half[LARGE, False], half[UNIT, True]]
         small = [case for case in CASES if case[0] != LARGE and case != (UNIT, True)]
+        soonest = min(half[case] for case in small)
         least = min(fmean(run.learned for run in runs[case]) for case in small)
         d, later = self.widths[-1], "steps sooner with √d to learn half"
         return (
@@ -100,9 +101,7 @@ class EmbeddingScaleLab(Lab):
                 f" steps); smaller ones come later, and end no lower than {least:.2f} of the task.",
                 Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
                 Check("1 without √d, later than 1/√d with it", matched[0] - matched[1], -LAST, LAST),
-                Check(
-                    "steps of smaller tokens to half, beyond these two", min(half[c] for c in small) - max(matched), 1
-                ),
+                Check("steps of smaller tokens to half, beyond these two", soonest - max(matched), least=1),
                 Check("smaller tokens: learned at the end, the least", least, least=0.5),
                 instead="That tokens of the size of the positions learn soonest was not seen",
             ),
@@ -149,11 +148,11 @@ class EmbeddingScaleLab(Lab):
         return mean_steps(runs, 0.5, self.steps)
 
     def _sections(self, shares: Shares, runs: Runs) -> Sections:
-        rows = []
-        for case in CASES:
-            half, learned = self._half(runs[case]), fmean(run.learned for run in runs[case])
-            own = *(f"{x:.2%}" for x in shares[case]), f"{half:.0f}", f"{learned:.2f}"
-            rows.append([case[0], _named(case), *own])
+        rows = [
+            [case[0], _named(case), *(f"{x:.2%}" for x in shares[case])]
+            + [f"{self._half(own):.0f}", f"{fmean(run.learned for run in own):.2f}"]
+            for case, own in runs.items()
+        ]
         columns = (
             *(f"token's share, d {d}" for d in self.widths),
             f"steps to half, d {self.width}",

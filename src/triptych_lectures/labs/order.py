@@ -161,16 +161,13 @@ class OrderLab(Lab):
         title = f"Which comes first, on {self.tested:,} new rows; from counts {counts:.1%}"
         reads = {case.name: [f"{r2:.2f}" for r2 in line] for case, line in places.items()}
         header = ("model", "embeddings", *(f"layer {layer}" for layer in range(1, self.depths[-1] + 1)))
+        filled = [[name, *line, *[""] * (len(header) - 1 - len(line))] for name, line in reads.items()]
         shown = {case.name: models[case].run for case in (BLIND, PLACED, *deep[:2])}
         by_depth = {"decoder": [share[case] for case in deep]}
         sections = (
             TableSection(title, ("model", "right", "nats at the end"), rows),
             curve("Right without positions", "layers", "share", self.depths, by_depth, {"from counts": counts}),
-            TableSection(
-                "R² of a linear fit of the place",
-                header,
-                [[name, *line, *[""] * (len(header) - 1 - len(line))] for name, line in reads.items()],
-            ),
+            TableSection("R² of a linear fit of the place", header, filled),
             training_curve("In training", "nats an answer", shown),
         )
         return self.result(conclusion, sections)

@@ -47,8 +47,7 @@ class PaddingLab(Lab):
         """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
         task = MajorityTask(self.symbols, self.shortest, self.longest)
         rows = held_out_rows(task, self.tested, setup.seed)
-        runs: dict[str, TrainedRun] = {}
-        answers: dict[str, dict[str, PaddedAnswers]] = {}
+        runs, answers = dict[str, TrainedRun](), dict[str, dict[str, PaddedAnswers]]()
         for name, own in {MASKED: task, UNMASKED: replace(task, padded=self.longest)}.items():
             setup.progress(f"trained {name}: {self.steps} steps")
             module, runs[name] = self._train(own, setup.seed)
@@ -84,16 +83,15 @@ class PaddingLab(Lab):
                 instead="The mask does not hide the padding",
             ),
             clause(
-                "Control: from shuffled answers a model learns"
-                f" {max(0.0, shuffled.learned):.0%} of what can be learned.",
+                f"Control: from shuffled answers a model learns {max(0.0, shuffled.learned):.0%} of the task.",
                 Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
                 instead="The task can be learned from shuffled answers",
             ),
         )
+        pairs = {padding: [of[padding] for of in answers.values()] for padding in never}
         table = [
-            [padding, *(f"{of[padding].right:.0%}" for of in answers.values())]
-            + [f"{of[padding].moved:.2g}" for of in answers.values()]
-            for padding in never
+            [padding, *(f"{of.right:.0%}" for of in both), *(f"{of.moved:.2g}" for of in both)]
+            for padding, both in pairs.items()
         ]
         columns = (*(f"right, trained {name}" for name in answers), *(f"moved by, nats, {name}" for name in answers))
         lines = {f"trained {name}": run.losses for name, run in runs.items()}
@@ -117,11 +115,9 @@ class PaddingLab(Lab):
             ways[f"padded to {length}"] = module, beside
             ways[f"padded to {length}, masked"] = with_mask(module, full() & keys(lengths)), beside
         log_p = {way: logits(*model_and_rows).double().log_softmax(-1) for way, model_and_rows in ways.items()}
-        wanted = collate(rows).targets
+        alone, wanted = log_p["alone"], collate(rows).targets
         return {
-            way: PaddedAnswers(
-                float((own.argmax(-1) == wanted).double().mean()), float((own - log_p["alone"]).abs().max())
-            )
+            way: PaddedAnswers(float((own.argmax(-1) == wanted).double().mean()), float((own - alone).abs().max()))
             for way, own in log_p.items()
         }
 
