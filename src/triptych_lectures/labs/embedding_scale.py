@@ -148,9 +148,15 @@ class EmbeddingScaleLab(Lab):
         return mean_steps(runs, 0.5, self.steps)
 
     def _sections(self, shares: Shares, runs: Runs) -> Sections:
+        learned = {case: fmean(run.learned for run in own) for case, own in runs.items()}
         rows = [
-            [case[0], _named(case), *(f"{x:.2%}" for x in shares[case])]
-            + [f"{self._half(own):.0f}", f"{fmean(run.learned for run in own):.2f}"]
+            [
+                case[0],
+                _named(case),
+                *(f"{x:.2%}" for x in shares[case]),
+                f"{self._half(own):.0f}",
+                f"{learned[case]:.2f}",
+            ]
             for case, own in runs.items()
         ]
         columns = (
