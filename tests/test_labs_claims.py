@@ -12,6 +12,7 @@ from lab_results import Known, failed, passes, shuffle_rows
 from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.nn.feedforward import GLU
+from triptych.nn.positions import Sinusoidal
 from triptych.ops import ACTIVATIONS
 from triptych_lectures import labs
 from triptych_lectures.labs import (
@@ -280,7 +281,16 @@ def test_embedding_scale_fails_when_the_factor_is_ignored(monkeypatch: pytest.Mo
     )
     result = small("embedding-scale")
     assert {"1/√d, d 512, √d: share of the token", "1/√d: steps sooner with √d to learn half"} <= failed(result)
-    assert "√d did not make small tokens learn sooner" in result.meaning
+    assert "That √d makes small tokens learn sooner was not seen" in result.meaning
+
+
+def test_embedding_scale_speaks_of_positions_only_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained."""
+    monkeypatch.setattr(embedding_scale, "train", lambda *given: GOOD)
+    claim = "these two: share of the token less 2/3, where sizes are equal"
+    assert claim not in failed(labs.run("embedding-scale"))
+    monkeypatch.setattr(Sinusoidal, "embed", lambda self, at: torch.zeros(len(at), self.spec.width))
+    assert claim in failed(labs.run("embedding-scale"))
 
 
 @pytest.mark.parametrize("width", [64, 512])

@@ -108,9 +108,11 @@ class ActivationsLab(Lab):
 
     def model(self, name: str, seed: int) -> nn.Transformer:
         """One block with one head and an MLP of this kind."""
-        layer = block(self.width, 1, None if name == NONE else self.hidden)
-        gelu, swiglu = mlp(self.width, self.hidden, "gelu"), glu(self.width, 2 * self.hidden // 3, "silu")
-        layer = replace(layer, mlp={GELU: gelu, SWIGLU: swiglu}.get(name, layer.mlp))  # which has ReLU
+        layer = block(self.width, 1, None if name == NONE else self.hidden)  # with ReLU
+        if name == GELU:
+            layer = replace(layer, mlp=mlp(self.width, self.hidden, "gelu"))
+        if name == SWIGLU:
+            layer = replace(layer, mlp=glu(self.width, 2 * self.hidden // 3, "silu"))
         return with_positions([layer], self.symbols, self.length, seed)
 
     def _train(self, name: str, task: GeneratedTask, seed: int) -> TrainedRun:

@@ -71,6 +71,7 @@ class EmbeddingScaleLab(Lab):
         sooner = {name: half[name, False] - half[name, True] for name in DEVIATIONS}
         matched = [half[LARGE, False], half[UNIT, True]]
         small = [case for case in CASES if case[0] != LARGE and case != (UNIT, True)]
+        off = max((share[case] - 2 / 3 for case in ((LARGE, False), (UNIT, True))), key=abs)
         soonest = min(half[case] for case in small)
         least = min(fmean(run.learned for run in runs[case]) for case in small)
         d, later = self.widths[-1], "steps sooner with √d to learn half"
@@ -92,7 +93,7 @@ class EmbeddingScaleLab(Lab):
                 f" {half[SMALL, False]:.0f} with 0.02.",
                 Check(f"1/√d: {later}", sooner[UNIT], least=float(LAST)),
                 Check(f"0.02: {later}", sooner[SMALL], least=float(LAST)),
-                instead="√d did not make small tokens learn sooner",
+                instead="That √d makes small tokens learn sooner was not seen",
             ),
             clause(
                 f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
@@ -100,6 +101,7 @@ class EmbeddingScaleLab(Lab):
                 f" positions, 1 without √d and 1/√d with it, learn half soonest ({matched[0]:.0f} and {matched[1]:.0f}"
                 f" steps); smaller ones come later, and end no lower than {least:.2f} of the task.",
                 Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
+                Check("these two: share of the token less 2/3, where sizes are equal", off, -0.15, 0.15),
                 Check("1 without √d, later than 1/√d with it", matched[0] - matched[1], -LAST, LAST),
                 Check("steps of smaller tokens to half, beyond these two", soonest - max(matched), least=1),
                 Check("smaller tokens: learned at the end, the least", least, least=0.5),

@@ -73,7 +73,7 @@ class InContextLab(Lab):
                     0.5,
                     1.25,
                 ),
-                instead="The examples of a row were not used",
+                instead="The examples of a row were not used as far as they can be",
             ),
             clause(
                 f"What was learned is to look a function up in the row: {shown:.0%} are right where the input was shown"
