@@ -245,7 +245,7 @@ class SingleParts(Statements):
         at, chosen = first.trained, int(first.trained.sum())
         mask, same = (first.ids[at] == 4).mean(), (first.ids[at] == first.targets[at]).mean()
         others = first.ids[at & (first.ids != 4) & (first.ids != first.targets)]
-        different = words * (1 - (1 - 1 / words) ** len(others))  # of so many random words, as is expected
+        different = max(1.0, words * (1 - (1 - 1 / words) ** len(others)))  # of so many random words, as is expected
         return (
             Check("share predicted by BERT", chosen / self.words, 0.15, 0.15),
             _within("share read as [MASK]", mask, 0.8, chosen),
