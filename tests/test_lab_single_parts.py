@@ -85,6 +85,28 @@ def all_masked(patch: Patch) -> None:
     patch.setattr(single_parts, "TokenMasking", partial(single_parts.TokenMasking, rate=0.3, shares=(1.0, 0.0)))
 
 
+def one_random_word(patch: Patch) -> None:
+    """Every word that is read in place of another is the same."""
+    hide = single_parts.TokenMasking.__call__
+
+    def hidden(self: Any, *of: Any) -> Example:
+        row = hide(self, *of)
+        other = row.trained & (row.ids != self.mask) & (row.ids != row.targets)
+        return replace(row, ids=np.where(other, 7, row.ids))
+
+    patch.setattr(single_parts.TokenMasking, "__call__", hidden)
+
+
+def unrotated(patch: Patch) -> None:
+    """Equal tokens then have equal scores at all offsets."""
+    patch.setattr(ops, "rotate", lambda x, rotation: x)
+
+
+def cut_gradients(patch: Patch) -> None:
+    recomputed = stack._recomputed
+    patch.setattr(stack, "_recomputed", lambda block, x, *rest: recomputed(block, x.detach().requires_grad_(), *rest))
+
+
 def static_masking(patch: Patch) -> None:
     numbers = data.random_numbers
     patch.setattr(data, "random_numbers", lambda seed, use, step: numbers(seed, use, 0))
@@ -125,6 +147,9 @@ BROKEN: dict[Callable[[Patch], None], set[str]] = {
     no_mask: {"boolean less 0/-∞ mask"},
     unscaled_dropout: {"p 0.2: factor, distance from 1.25", "mean of 10,000 ones", "change outside training"},
     all_masked: {"share predicted by BERT", "share read as [MASK]", "share read unchanged"},
+    one_random_word: {"other words read, different ones over expected"},
+    unrotated: {"RoPE: spread at one offset"},
+    cut_gradients: {"checkpointed: gradients, distance"},
     static_masking: {"hidden next epoch too"},
     all_chosen_replaced: {"wrong labels of ELECTRA", "labelled replaced, of chosen"},
     nothing_recomputed: {"checkpointed: block calls, ratio", "checkpointed: bytes kept, ratio"},

@@ -12,9 +12,11 @@ from lab_results import Known, failed, passes, shuffle_rows
 from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.nn.feedforward import GLU
+from triptych.nn.positions import Sinusoidal
 from triptych.ops import ACTIVATIONS
 from triptych_lectures import labs
 from triptych_lectures.labs import (
+    activations,
     deep_stacks,
     depth,
     dropout_places,
@@ -108,12 +110,18 @@ def test_norm_placement_fails_when_a_warm_up_does_not_decide(
 
 
 def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The streams are real; the runs are not, and differ by nothing."""
-    monkeypatch.setattr(deep_stacks.ResidualScalingLab, "_train", lambda *given: GOOD)
+    """The streams are real; the runs are not, and differ by nothing but that one way diverges."""
+    diverged = generated_tasks.TrainedRun([], 1.0, diverged=True)
+    monkeypatch.setattr(
+        deep_stacks.ResidualScalingLab,
+        "_train",
+        lambda lab, way, *given: diverged if way == deep_stacks.ZERO else GOOD,
+    )
     setup = Setup(sizes={"untrained": (4, 16)})
     usual = failed(labs.run("residual-scaling", setup))
     assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
     assert "scaled: the stream's variance before training grows as depth to the power" not in usual
+    assert "outputs that begin at 0, 16 layers: steps later than scaled" in usual
     monkeypatch.setattr(
         deep_stacks, "redraw", lambda module, seed, std, written: generated_tasks.redraw(module, seed, std)
     )
@@ -146,6 +154,18 @@ def test_trained_scale_fails_when_no_head_divides(monkeypatch: pytest.MonkeyPatc
     assert "d 512: answers right with 1/√d, less without" in failed(small("trained-scale"))
 
 
+def test_trained_scale_fails_when_smaller_weights_do_not_give_the_scaled_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is learned is not real; the first scores are."""
+    monkeypatch.setattr(reading_heads.ReadingLab, "learned", lambda *given: generated_tasks.TrainedHead(GOOD, 1.0, 1))
+    claim, setup = "distance of its first scores from those of 1/√d", Setup(sizes={"widths": (4, 64)})
+    assert claim not in failed(labs.run("trained-scale", setup))
+    smaller = generated_tasks.multiply_queries_and_keys
+    monkeypatch.setattr(reading_heads, "multiply_queries_and_keys", lambda module, by: smaller(module, by**2))
+    assert claim in failed(labs.run("trained-scale", setup))
+
+
 @pytest.mark.heavy
 def test_trained_heads_fails_when_the_layer_is_not_cut_into_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     block = heads_and_width.block
@@ -160,13 +180,15 @@ def test_trained_heads_fails_when_the_layer_is_not_cut_into_heads(monkeypatch: p
 )
 def test_trained_heads_tests_both_directions(sixteen: float, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more heads than places little changes: neither a gain nor as much as too few heads lose."""
-    learned = {1: 0.5, 4: 0.8, 16: sixteen}
+    learned, parameters = {1: 0.5, 4: 0.8, 16: sixteen}, dict.fromkeys((1, 4, 16), 9)
 
     def canned(sizes: Any, heads: int, task: Any, seed: int) -> generated_tasks.TrainedHead:
         shuffled, one = isinstance(task, generated_tasks.ShuffledTask), task.classes == sizes.symbols
         share = 1 - learned[heads] + 0.001 * (seed % 7)
         run = generated_tasks.TrainedRun([(float(step), share) for step in range(20)], guess=1.0)
-        return generated_tasks.TrainedHead(run, 0.3 if shuffled else 1.0 if one or heads > 1 else 0.5, 1)
+        return generated_tasks.TrainedHead(
+            run, 0.3 if shuffled else 1.0 if one or heads > 1 else 0.5, parameters[heads]
+        )
 
     monkeypatch.setattr(heads_and_width.TrainedHeadsLab, "_trained", canned)
     result = labs.run("trained-heads")
@@ -176,6 +198,10 @@ def test_trained_heads_tests_both_directions(sixteen: float, wrong: float, monke
     assert "More heads than places changed what was learned" in result.meaning
     learned[16] = 0.75
     assert "learned less than 4 in 10 of 10 initializations (95%" in passes(labs.run("trained-heads")).meaning
+    learned[16] = learned[4]
+    assert failed(labs.run("trained-heads")) == {"initializations in which the two learned differently"}
+    learned[16], parameters[4] = 0.75, 10
+    assert failed(labs.run("trained-heads")) == {"parameters of the largest layer over those of the smallest"}
 
 
 @pytest.mark.heavy
@@ -187,10 +213,30 @@ def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.M
     monkeypatch.setattr(GLU, "forward", ungated)
     result = small("activations")
     assert "SwiGLU learned more than ReLU, the low end of the mean's 95% interval" in failed(result)
-    assert "SwiGLU was not seen to learn more than ReLU: SwiGLU learned more" in result.meaning
+    assert "SwiGLU was not seen to learn more than ReLU at equal parameters: SwiGLU learned more" in result.meaning
+
+
+def test_activations_fails_when_gelu_is_relu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained: all runs are the same."""
+    monkeypatch.setattr(activations.ActivationsLab, "_train", lambda *given: GOOD)
+    assert "tables of which the two learned different shares" in failed(labs.run("activations"))
 
 
 # ---------------------------------------------------------------- dropout-places and embedding-scale
+
+
+def test_dropout_places_fails_when_the_usual_places_drop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is learned is not real."""
+    monkeypatch.setattr(dropout_places, "train", lambda *given: GOOD)
+    claim = "usual places: cosine of two passes of a new stack, the largest"
+    assert claim not in failed(labs.run("dropout-places"))
+    spec = dropout_places.DropoutPlacesLab.spec
+
+    def unless_usual(lab: Any, place: str, depth: int) -> Any:
+        return spec(lab, dropout_places.NONE if place in dropout_places.USUAL else place, depth)
+
+    monkeypatch.setattr(dropout_places.DropoutPlacesLab, "spec", unless_usual)
+    assert claim in failed(labs.run("dropout-places"))
 
 
 @pytest.mark.heavy
@@ -235,7 +281,16 @@ def test_embedding_scale_fails_when_the_factor_is_ignored(monkeypatch: pytest.Mo
     )
     result = small("embedding-scale")
     assert {"1/√d, d 512, √d: share of the token", "1/√d: steps sooner with √d to learn half"} <= failed(result)
-    assert "√d did not make small tokens learn sooner" in result.meaning
+    assert "That √d makes small tokens learn sooner was not seen" in result.meaning
+
+
+def test_embedding_scale_speaks_of_positions_only_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained."""
+    monkeypatch.setattr(embedding_scale, "train", lambda *given: GOOD)
+    claim = "these two: share of the token less 2/3, where sizes are equal"
+    assert claim not in failed(labs.run("embedding-scale"))
+    monkeypatch.setattr(Sinusoidal, "embed", lambda self, at: torch.zeros(len(at), self.spec.width))
+    assert claim in failed(labs.run("embedding-scale"))
 
 
 @pytest.mark.parametrize("width", [64, 512])
@@ -255,7 +310,9 @@ def test_padding_fails_when_the_mask_hides_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(padding, "train", lambda *given: GOOD)
     sizes = {"tested": 8, "padded": (20, 30)}
     claim = "control: padded and masked: largest change of a log-probability, nats"
-    assert claim not in failed(labs.run("padding", Setup(sizes=sizes)))
+    untrained = failed(labs.run("padding", Setup(sizes=sizes)))
+    assert claim not in untrained
+    assert "right more than the one trained without, mean of the lengths" in untrained
     monkeypatch.setattr(padding, "keys", lambda lengths: spec.full())
     assert claim in failed(labs.run("padding", Setup(sizes=sizes)))
 

@@ -296,6 +296,10 @@ def test_a_criterion_without_a_bound_is_refused() -> None:
         Check("a", 1.0)
 
 
+def test_what_numpy_measured_is_plain_json() -> None:
+    assert json.loads(json.dumps(Check("a", np.float64(1), least=np.float64(0)).to_dict()))["passed"] is True
+
+
 def test_a_measurement_that_is_no_number_is_no_median() -> None:
     result = combined([seed_run(i, Check("a", x, least=0.0)) for i, x in enumerate((1.0, math.nan, 2.0))])
     assert math.isnan(result.spread[0].measured)

@@ -17,9 +17,10 @@ from triptych.nn.positions import Learned
 from triptych.probe import Where
 from triptych.spec import full
 from triptych_lectures import labs
-from triptych_lectures.labs import convolution, gates, probe
+from triptych_lectures.labs import convolution, gates, order, probe
 from triptych_lectures.labs.counting import longest_chain
 from triptych_lectures.labs.gates import GatesLab
+from triptych_lectures.labs.generated_tasks import TrainedRun
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 from triptych_lectures.labs.order import FirstOfTwo
 from triptych_lectures.labs.probe import ProbeLab
@@ -156,6 +157,14 @@ def test_order_fails_without_the_mask_or_positions_or_answers(monkeypatch: pytes
     assert "encoder, 2 layers, without positions: right, less the best guess from counts" in claims
 
 
+def test_order_fails_when_the_control_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TrainedRun([(float(step), 1.0) for step in range(20)], guess=1.0)
+    monkeypatch.setattr(order, "train", lambda *given: run)
+    result = labs.run("order", Setup(sizes={"depths": (1, 2), "read": 50, "tested": 200}))
+    claim = "encoder, 2 layers, with positions, order shuffled: right, less the best guess from counts"
+    assert claim in failed(result)
+
+
 @pytest.mark.parametrize("most", [2, 3])
 def test_what_counts_give_is_that_of_all_orders(most: int) -> None:
     """Every order of every count, written out."""
@@ -215,7 +224,10 @@ def test_probe_passes_and_fails_when_what_it_tests_is_broken(
     with monkeypatch.context() as patch:
         direction = probe.direction
         patch.setattr(probe, "direction", lambda states, labels, seed: direction(states, None, seed))
-        assert failed(labs.run("probe", Setup(seed=2))) == {"preference left without the subject's direction"}
+        assert failed(labs.run("probe", Setup(seed=2))) == {
+            "preference left without the subject's direction",
+            "control: more left than without it in all these layers",
+        }
     with monkeypatch.context() as patch:
         labels = ProbeLab._labels
 

@@ -158,9 +158,8 @@ class ConvolutionLab(Lab):
             return F.cross_entropy(logits.flatten(0, 1), back.flatten())
 
         optimizer = OptimizerSettings(name="adamw", lr=self.rate, weight_decay=0.0)
-        for _ in descend(
-            module, loss, steps=self.steps, optimizer=optimizer, schedule=Schedule(shape="linear", warmup=0.1)
-        ):
+        schedule = Schedule(shape="linear", warmup=0.1)
+        for _ in descend(module, loss, steps=self.steps, optimizer=optimizer, schedule=schedule):
             pass
         with torch.no_grad():
             logits, back = answered(self.tested)

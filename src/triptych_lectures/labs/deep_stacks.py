@@ -8,6 +8,7 @@ L0, L1).  This needs no attention, so that a stack fails at it for one reason: i
 rate.
 """
 
+from collections.abc import Sequence
 from itertools import product
 from statistics import fmean
 
@@ -28,6 +29,7 @@ from .generated_tasks import (
     TrainedRun,
     TrainingBudget,
     held_out_rows,
+    mean_steps,
     redraw,
     train,
     training_curve,
@@ -120,7 +122,7 @@ class NormPlacementLab(StackLab):
                 Check(f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2),
                 Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
                 Check(f"{post}: initializations that learned, more with a warm-up", counts[1] - counts[0], least=1),
-                instead="A warm-up did not decide whether post-norm learns",
+                instead="That a warm-up decides whether post-norm learns was not seen",
             ),
             clause(
                 f"Pre-norm learns at every depth either way ({worst:.1%} of it at the worst). Control: shuffled answers"
@@ -132,7 +134,7 @@ class NormPlacementLab(StackLab):
                     most=LEARNED / 2,
                 ),
                 Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                instead="Pre-norm needed a warm-up, or did not learn",
+                instead="Pre-norm needed a warm-up or did not learn, or shuffled answers were learned",
             ),
         ]
         if (deep := self.depths[-1]) > self.moderate:
@@ -157,21 +159,20 @@ class NormPlacementLab(StackLab):
         return self.trained(self.stack(name, depth, seed), task, seed, self.warmup if rise == WITH else 0.0)
 
     def _sections(self, runs: PlacementRuns) -> tuple[TableSection, Curve]:
-        ends = {
-            f"{name}, {rise}": [fmean(run.end for run in runs[name, rise, depth]) for depth in self.depths]
-            for name, rise in COLUMNS
-        }
-        guess = runs[PRE, WITHOUT, self.depths[0]][0].guess
+        ends, shown = dict[str, list[float]](), dict[str, TrainedRun]()
+        for name, rise in COLUMNS:
+            ends[f"{name}, {rise}"] = [fmean(run.end for run in runs[name, rise, depth]) for depth in self.depths]
+            shown[f"{name}, {rise}"] = runs[name, rise, self.moderate][0]
+        guess = shown[f"{PRE}, {WITHOUT}"].guess
         title = f"Nats a symbol after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
-        shown = self.moderate
-        at_depth = {f"{name}, {rise}": runs[name, rise, shown][0] for name, rise in COLUMNS}
         return (
             line_table(title, "layers", self.depths, ends, ".2f"),
-            training_curve(f"{shown} layers in training", "nats a symbol", at_depth),
+            training_curve(f"{self.moderate} layers in training", "nats a symbol", shown),
         )
 
 
 SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.02", "all 4 times larger", "0"
+WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)
 
 
 class ResidualScalingLab(StackLab):
@@ -208,9 +209,10 @@ class ResidualScalingLab(StackLab):
         """The variances of L independent sublayers add up: unscaled they grow as L, scaled they do not.  A delay counts
         from the first step."""
         shallow, deep, most = self.depths[0], self.depths[-1], self.untrained[-1]
-        early, late = (-_before(runs, PLAIN, depth) for depth in (shallow, deep))
+        halves = {way: self._half(runs[way, deep]) for way in WAYS}
+        late = {way: halves[way] - halves[SCALED] for way in WAYS}
+        early = self._half(runs[PLAIN, shallow]) - self._half(runs[SCALED, shallow])
         scaled, plain = (power(self.untrained, growth[way]) for way in (SCALED, PLAIN))
-        halves = {way: _half(runs, way, deep) for way in WAYS}
         half, soonest = {way: f"{steps:.0f}" for way, steps in halves.items()}, min(WAYS, key=lambda way: halves[way])
         ends = {way: fmean(run.learned for run in runs[way, deep]) for way in WAYS}
         grows, later = "the stream's variance before training grows as depth to the power", "steps later than scaled"
@@ -227,16 +229,17 @@ class ResidualScalingLab(StackLab):
                 f"Trained, {deep} layers learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]}"
                 f" unscaled; in {shallow} layers, where there is little to scale, the delay is {early:.0f} steps.",
                 Check(f"scaled, {deep} layers: learned", ends[SCALED], least=LEARNED),
-                Check(f"not scaled, {deep} layers: {later} to learn half", late, least=LAST / 2),
-                Check(f"control: delay at {deep} layers less that at {shallow}, steps", late - early, least=1.0),
-                instead="Scaling did not make deep stacks learn sooner",
+                Check(f"not scaled, {deep} layers: {later} to learn half", late[PLAIN], least=LAST / 2),
+                Check(f"control: delay at {deep} layers less that at {shallow}, steps", late[PLAIN] - early, least=1.0),
+                instead="That scaling makes deep stacks learn sooner was not seen",
             ),
             clause(
                 f"Neither is later than scaled: layers that begin by adding nothing ({half[ZERO]} steps), and at this"
                 f" width all matrices with 0.02 ({half[FIXED]}). Soonest of all is: {soonest}. Matrices 4 times too"
                 f" large learn {ends[LARGE]:.0%} of the task.",
-                Check(f"outputs that begin at 0, {deep} layers: {later}", -_before(runs, ZERO, deep), most=0.0),
-                Check(f"all 0.02, {deep} layers: {later}", -_before(runs, FIXED, deep), most=0.0),
+                Check(f"outputs that begin at 0, {deep} layers: {later}", late[ZERO], most=0.0),
+                Check(f"all 0.02, {deep} layers: {later}", late[FIXED], most=0.0),
+                Check(f"these two, {deep} layers: learned, the least", min(ends[ZERO], ends[FIXED]), least=LEARNED),
                 Check(f"all 4 times larger, {deep} layers: learned", ends[LARGE], most=LEARNED),
                 Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
                 instead="The other ways to begin did not go as claimed",
@@ -246,18 +249,15 @@ class ResidualScalingLab(StackLab):
     def stack(self, way: str, depth: int, seed: int) -> nn.Transformer:
         """A pre-norm decoder of `depth` blocks whose matrices are drawn as `way` says."""
         unit = self.width**-0.5
-        stds = {
-            SCALED: (unit, unit / (2 * depth) ** 0.5),
-            PLAIN: (unit, unit),
-            FIXED: (0.02, 0.02),
-            LARGE: (4 * unit, 4 * unit),
-            ZERO: (unit, 0.0),
-        }
-        std, written = stds[way]
+        std = {FIXED: 0.02, LARGE: 4 * unit}.get(way, unit)
+        written = {SCALED: unit / (2 * depth) ** 0.5, ZERO: 0.0}.get(way, std)
         return self.drawn(PRE, depth, seed, std, written=written)
 
     def _train(self, way: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
         return self.trained(self.stack(way, depth, seed), task, seed)
+
+    def _half(self, runs: Sequence[TrainedRun]) -> float:
+        return mean_steps(runs, LEARNED, self.steps)
 
     @torch.no_grad()
     def _growth(self, way: str, depth: int, task: GeneratedTask, seed: int) -> float:
@@ -274,11 +274,8 @@ class ResidualScalingLab(StackLab):
     def _sections(self, runs: ScalingRuns) -> tuple[TableSection, Curve]:
         deep, depths = self.depths[-1], self.depths
         rows = [
-            [
-                way,
-                *(f"{_half(runs, way, depth):.0f}" for depth in depths),
-                *(f"{fmean(run.end for run in runs[way, depth]):.2f}" for depth in depths),
-            ]
+            [way, *(f"{self._half(runs[way, depth]):.0f}" for depth in depths)]
+            + [f"{fmean(run.end for run in runs[way, depth]):.2f}" for depth in depths]
             for way in WAYS
         ]
         columns = [f"{what}, {depth} layers" for what in ("steps to half", "nats") for depth in depths]
@@ -287,17 +284,3 @@ class ResidualScalingLab(StackLab):
             TableSection(title, ("what writes to the stream", *columns), rows),
             training_curve(f"{deep} layers in training", "nats a symbol", {way: runs[way, deep][0] for way in WAYS}),
         )
-
-
-WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)
-
-
-def _half(runs: ScalingRuns, way: str, depth: int) -> float:
-    """The step at which the loss was half the way from a guess to the best; one past the last where it never was.  The
-    mean over the stacks that were drawn."""
-    return fmean(min(run.steps_to(LEARNED), len(run.losses) + 1.0) for run in runs[way, depth])
-
-
-def _before(runs: ScalingRuns, way: str, depth: int) -> float:
-    """Steps by which stacks of this way learned half before the scaled ones."""
-    return _half(runs, SCALED, depth) - _half(runs, way, depth)

@@ -44,16 +44,13 @@ class ExposureBiasLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         texts = RecitedTexts(self.texts, self.length, setup.seed)
-        runs: dict[float, TrainedRun] = {}
-        written: dict[float, WritingErrors] = {}
+        runs, written = dict[float, TrainedRun](), dict[float, WritingErrors]()
         for share in (0.0, *self.noises):
             setup.progress(f"trained with {share:.0%} of the prefix replaced: {self.steps} steps")
             module, runs[share] = self._train(replace(texts, noise=share), setup.seed)
-            written[share] = WritingErrors(
-                self.errors(module, texts, setup.seed, share=self.replaced, forced=True),
-                self.errors(module, texts, setup.seed, share=self.replaced),
-                self.errors(module, texts, setup.seed, share=0.0),
-            )
+            ways = (self.replaced, True), (self.replaced, False), (0.0, False)
+            errors = (self.errors(module, texts, setup.seed, share=own, forced=forced) for own, forced in ways)
+            written[share] = WritingErrors(*errors)
         return self.result(self._conclusion(written), self._sections(written, runs))
 
     def never_back(self) -> NDArray[np.float64]:
@@ -74,9 +71,7 @@ class ExposureBiasLab(Lab):
             clause(
                 f"When none of the tokens that they write is replaced, the worst model has {undisturbed:.1%} of them"
                 " wrong: this does not tell them apart.",
-                Check(
-                    "control: after its own text, none replaced: wrong, the worst of all models", undisturbed, most=0.1
-                ),
+                Check("control: after its own text, none replaced: wrong, the worst model", undisturbed, most=0.1),
                 instead="A model did not learn its texts",
             ),
             clause(
@@ -86,9 +81,7 @@ class ExposureBiasLab(Lab):
                 " feedback.",
                 Check(f"true prefixes: {own}", after / never, least=0.5),
                 Check("control: true prefixes, after true tokens, over never coming back", second / never, most=0.25),
-                Check(
-                    "control: true prefixes, each choice after true tokens: wrong more later", second - first, -0.1, 0.1
-                ),
+                Check("control: true prefixes, after true tokens: wrong more later", second - first, -0.1, 0.1),
                 instead="That errors add up after its own text alone was not seen",
             ),
             clause(
@@ -96,7 +89,7 @@ class ExposureBiasLab(Lab):
                 " cue and the place still say what follows.",
                 Check(f"{most:.0%} of the prefixes replaced: {own}", back / never, most=0.25),
                 Check("wrong less than the one trained on true prefixes", after - back, least=0.1),
-                instead="Wrong tokens in the prefixes of training did not help",
+                instead="Wrong tokens in the prefixes of training did not help it to come back",
             ),
         )
 
@@ -126,18 +119,17 @@ class ExposureBiasLab(Lab):
         return wrong
 
     def _sections(self, written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> Sections:
-        lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
+        lines = {f"trained on {_name(share)}": own.free for share, own in written.items()}
         lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": self.never_back()}
         title = f"Written with {self.replaced:.0%} of the tokens replaced"
-        shares = {name: wrong.tolist() for name, wrong in lines.items()}
         header = ("trained on", "nats at the end", "wrong, none replaced", "last token wrong, after true ones")
         rows = [
-            [_name(share), number(runs[share].end), f"{errors.undisturbed.mean():.1%}"]
-            + [f"{wrong[-1]:.0%}" for wrong in (errors.forced, errors.free)]
-            for share, errors in written.items()
+            [_name(share), number(runs[share].end), f"{own.undisturbed.mean():.1%}"]
+            + [f"{wrong[-1]:.0%}" for wrong in (own.forced, own.free)]
+            for share, own in written.items()
         ]
         return (
-            curve(title, "token", "share wrong", range(1, self.length + 1), shares),
+            curve(title, "token", "share wrong", range(1, self.length + 1), lines),
             TableSection("What each model writes", (*header, "after its own"), rows),
         )
 

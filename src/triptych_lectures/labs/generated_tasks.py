@@ -1,7 +1,7 @@
 """Generated tasks with a known best loss, and short training runs on them, for the labs about trained models."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -225,6 +225,11 @@ class TrainedRun(NamedTuple):
         means = np.convolve(nats, np.ones(LAST) / LAST, "valid")
         reached = np.flatnonzero(1 - means / self.guess >= share)
         return float(reached[0] + LAST) if len(reached) else math.inf
+
+
+def mean_steps(runs: Iterable[TrainedRun], share: float, most: int) -> float:
+    """The mean number of steps to this share of the way; for a run that never was there it counts one past `most`."""
+    return fmean(min(run.steps_to(share), most + 1.0) for run in runs)
 
 
 def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, seed: int) -> TrainedRun:

@@ -199,22 +199,20 @@ class TrainedHeadsLab(Lab):
         fewest, most, places = self.heads[0], self.heads[-1], len(self.several)
         enough, chance = self.enough, 1 / self.symbols + 0.1
         right = {heads: fmean(own.right for own in layers[SEVERAL, heads]) for heads in self.heads}
-        rising = [_more(layers, b, a) for a, b in pairwise(self.heads) if b <= enough] or [[0.0]]
+        sizes = [layers[SEVERAL, heads][0].parameters for heads in self.heads]
+        rising = [fmean(_more(layers, b, a)) for a, b in pairwise(self.heads) if b <= enough] or [0.0]
         at_one = [layers[ONE, heads][0].right for heads in self.heads]
         read, one = f"{places} places read right by {enough} heads", "control: one place read right"
         clauses = [
             clause(
                 f"One head returns one weighted sum, from which {places} symbols have to be taken apart:"
                 f" {right[fewest]:.0%} of the answers are right with {counted(fewest, 'head')} and {right[enough]:.0%}"
-                f" with {enough}, on the mean.",
+                f" with {enough}, on the mean, with {min(sizes):,} parameters each.",
+                Check("parameters of the largest layer over those of the smallest", max(sizes) / min(sizes), 1, 1),
                 Check(read, right[enough], least=0.9),
                 Check(f"{read}, less by {fewest}", right[enough] - right[fewest], least=0.25),
-                Check(
-                    f"learned more with each larger number up to {enough}, the least of the means",
-                    min(map(fmean, rising)),
-                    least=0.02,
-                ),
-                instead="A head for each place was not what the task needed",
+                Check(f"learned more with each larger number up to {enough}, the least mean", min(rising), least=0.02),
+                instead="That a head for each place is needed was not seen",
             ),
             clause(
                 f"With one place to read every number of heads learns ({min(at_one):.1%} right at the worst). Control:"
@@ -222,7 +220,7 @@ class TrainedHeadsLab(Lab):
                 Check(f"{one}, the least", min(at_one), least=0.9),
                 Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
                 Check("control: right of one place, trained on shuffled answers", shuffled.right, most=chance),
-                instead="The number of heads mattered at one place too, or the task can be answered without reading",
+                instead="One place was not read alike with every number, or shuffled answers were learned",
             ),
         ]
         if most > enough:
@@ -248,7 +246,8 @@ class TrainedHeadsLab(Lab):
                 least=-0.5,
                 most=0.25,
             ),
-            instead="More heads than places changed what was learned",
+            Check("initializations in which the two learned differently", sum(own != 0 for own in more), least=1),
+            instead="More heads than places changed what was learned, or nothing at all",
         )
 
     def _trained(self, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:

@@ -141,7 +141,8 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        return (self.least is None or self.measured >= self.least) and (self.most is None or self.measured <= self.most)
+        above = self.least is None or self.measured >= self.least
+        return bool(above and (self.most is None or self.measured <= self.most))  # of NumPy's numbers too
 
     @property
     def criterion(self) -> str:

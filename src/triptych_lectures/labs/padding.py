@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +48,7 @@ class PaddingLab(Lab):
         """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
         task = MajorityTask(self.symbols, self.shortest, self.longest)
         rows = held_out_rows(task, self.tested, setup.seed)
-        runs: dict[str, TrainedRun] = {}
-        answers: dict[str, dict[str, PaddedAnswers]] = {}
+        runs, answers = dict[str, TrainedRun](), dict[str, dict[str, PaddedAnswers]]()
         for name, own in {MASKED: task, UNMASKED: replace(task, padded=self.longest)}.items():
             setup.progress(f"trained {name}: {self.steps} steps")
             module, runs[name] = self._train(own, setup.seed)
@@ -57,6 +57,7 @@ class PaddingLab(Lab):
         _, shuffled = self._train(ShuffledTask(task), setup.seed)
         (never, trained), least, most = answers.values(), f"padded to {self.padded[0]}", f"padded to {self.padded[-1]}"
         lost, moved = never["alone"].right - never[most].right, trained[most].moved
+        fails, bears = (fmean(of[f"padded to {n}"].right for n in self.padded) for of in (never, trained))
         hidden = [one.moved for of in answers.values() for padding, one in of.items() if padding.endswith("masked")]
         conclusion = (
             clause(
@@ -69,9 +70,11 @@ class PaddingLab(Lab):
             ),
             clause(
                 "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
-                f" {least} it is right on {trained[least].right:.0%}. Its answers still depend on how much there is: on"
-                f" rows {most} a log-probability moves by up to {moved:.1f} nats.",
+                f" {least} it is right on {trained[least].right:.0%}, and on the mean of all lengths on {bears:.0%},"
+                f" the other on {fails:.0%}. Its answers still depend on how much there is: {most}, a log-probability"
+                f" moves by up to {moved:.1f} nats.",
                 Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75),
+                Check("right more than the one trained without, mean of the lengths", bears - fails, least=0.1),
                 Check(f"trained with padding, {most}: largest change of a log-probability, nats", moved, least=1.0),
                 instead="Training beside unmasked padding went otherwise",
             ),
@@ -82,16 +85,15 @@ class PaddingLab(Lab):
                 instead="The mask does not hide the padding",
             ),
             clause(
-                "Control: from shuffled answers a model learns"
-                f" {max(0.0, shuffled.learned):.0%} of what can be learned.",
+                f"Control: from shuffled answers a model learns {max(0.0, shuffled.learned):.0%} of the task.",
                 Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
                 instead="The task can be learned from shuffled answers",
             ),
         )
+        pairs = {padding: [of[padding] for of in answers.values()] for padding in never}
         table = [
-            [padding, *(f"{of[padding].right:.0%}" for of in answers.values())]
-            + [f"{of[padding].moved:.2g}" for of in answers.values()]
-            for padding in never
+            [padding, *(f"{of.right:.0%}" for of in both), *(f"{of.moved:.2g}" for of in both)]
+            for padding, both in pairs.items()
         ]
         columns = (*(f"right, trained {name}" for name in answers), *(f"moved by, nats, {name}" for name in answers))
         lines = {f"trained {name}": run.losses for name, run in runs.items()}
@@ -115,11 +117,9 @@ class PaddingLab(Lab):
             ways[f"padded to {length}"] = module, beside
             ways[f"padded to {length}, masked"] = with_mask(module, full() & keys(lengths)), beside
         log_p = {way: logits(*model_and_rows).double().log_softmax(-1) for way, model_and_rows in ways.items()}
-        wanted = collate(rows).targets
+        alone, wanted = log_p["alone"], collate(rows).targets
         return {
-            way: PaddedAnswers(
-                float((own.argmax(-1) == wanted).double().mean()), float((own - log_p["alone"]).abs().max())
-            )
+            way: PaddedAnswers(float((own.argmax(-1) == wanted).double().mean()), float((own - alone).abs().max()))
             for way, own in log_p.items()
         }
 

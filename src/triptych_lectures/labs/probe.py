@@ -111,7 +111,8 @@ class ProbeLab(Lab):
                 " of the preference is left.",
                 Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
                 Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
-                instead="Removing it at one layer was not made up for",
+                Check("control: more left than without it in all these layers", alone - subject, least=0.25),
+                instead="That what is removed at one layer is made up for was not seen",
             ),
             clause(
                 f"The model does use the number: it prefers the right verb in {verb.right:.0%} of the new sentences.",
@@ -119,13 +120,9 @@ class ProbeLab(Lab):
                 instead="The model did not prefer the right verb",
             ),
         )
-        lines = {
-            "new words": [own.new for own in trained],
-            "known words": [own.seen for own in trained],
-            "control task": [own.control for own in trained],
-            "other noun's number": [own.other for own in trained],
-            "random weights, new words": [trained[0].new, *(own.new for own in random)],
-        }
+        names = "new words", "known words", "control task", "other noun's number"
+        lines = dict(zip(names, map(list, zip(*trained, strict=True)), strict=True))
+        lines["random weights, new words"] = [trained[0].new, *(own.new for own in random)]
         title = "Right at the last token: the number of the subject"
         sections = (
             line_table(title, "layer", layers, lines, ".0%"),
@@ -210,7 +207,7 @@ def last_states(model: Model, rows: Sequence[Sequence[int]]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Removed:
-    """Takes the part along one direction of unit length out of a vector, as far as it differs from the mean."""
+    """Takes the part along one direction of unit length out of a vector, where it differs from the mean."""
 
     along: Tensor
     mean: Tensor
@@ -236,8 +233,7 @@ class Verb:
         self.model, self.rows, self.plural = model, rows, torch.from_numpy(numbers).bool()
         self.verbs = [ids[0] for ids in model.ids(list(VERBS))]
         preferred = self._preferred([])
-        self.right = float(((preferred > 0) == self.plural).double().mean())
-        self.gap = self._gap(preferred)
+        self.right, self.gap = float(((preferred > 0) == self.plural).double().mean()), self._gap(preferred)
 
     def left(self, removed: Mapping[int, Removed]) -> float:
         """The share of the preference's difference that is left without a direction after these layers, from 1 on, at

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
@@ -69,6 +70,12 @@ class ReadingLab(Lab):
             heads[name, d] = self.learned(module, self.task, setup.seed)
         return heads
 
+    def scores(self, module: nn.Transformer, seed: int) -> Tensor:
+        """Those of queries with the keys that they see, of some rows, one after the other."""
+        rows = [row.ids.tolist() for row in held_out_rows(self.task, 8, seed)]
+        traced = Model(module).trace(rows, read=["blocks.0.attn.scores"])["blocks.0.attn.scores"]
+        return torch.cat([own[torch.ones_like(own).tril().bool()] for own in traced])
+
     def control(self, setup: Setup, module: nn.Transformer) -> Clause:
         """A head that is trained on shuffled answers is right by chance."""
         setup.progress("shuffled answers")
@@ -104,10 +111,11 @@ class TrainedScaleLab(ReadingLab):
     def run(self, setup: Setup) -> LabResult:
         narrow, wide = self.widths[0], self.widths[-1]
         cases = [(name, d) for d in self.widths for name in (SCALED, PLAIN)] + [(SMALLER, wide)]
-        heads = self.swept(setup, {case: self.head(*case, setup.seed) for case in cases})
+        modules = {case: self.head(*case, setup.seed) for case in cases}
+        scaled, plain, small = (self.scores(modules[name, wide], setup.seed) for name in (SCALED, PLAIN, SMALLER))
+        heads = self.swept(setup, modules)
         right = {case: head.right for case, head in heads.items()}
         worst = min(right[SCALED, d] for d in self.widths)
-        smaller = right[SMALLER, wide]
         lost = {d: right[SCALED, d] - right[PLAIN, d] for d in self.widths}
         conclusion = (
             clause(
@@ -117,21 +125,23 @@ class TrainedScaleLab(ReadingLab):
                 instead="The head did not learn with the division",
             ),
             clause(
-                "Without it the scores of a new head have a standard deviation of about √d. At"
-                f" d {narrow} it learns all the same ({right[PLAIN, narrow]:.0%}), at d {wide} not within"
-                f" {self.steps} steps ({right[PLAIN, wide]:.0%}).",
+                f"Without it the scores of a new head of d {wide} have a standard deviation of {plain.std():.3g}, with"
+                f" it {scaled.std():.2g}. At d {narrow} it learns all the same ({right[PLAIN, narrow]:.0%}), at d"
+                f" {wide} not within {self.steps} steps ({right[PLAIN, wide]:.0%}).",
+                Check(f"d {wide}: deviation of a new head's scores over √d", float(plain.std()) / wide**0.5, 1 / 3, 3),
                 Check(f"d {wide}: answers right with 1/√d, less without", lost[wide], least=0.25),
                 Check(f"control: d {narrow}: answers right with 1/√d, less without", lost[narrow], -0.1, 0.1),
                 instead="The division did not decide at large d alone",
             ),
             clause(
                 f"The same head of d {wide} learns without the division where its first weights are so much smaller"
-                f" that its first scores are those of the scaled one ({smaller:.0%}): what the division"
+                f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
                 " protects is the beginning of training.",
+                Check(f"control: d {wide}, no scale, drawn smaller: answers right", right[SMALLER, wide], least=0.75),
                 Check(
-                    f"control: d {wide}, no scale, queries and keys drawn smaller: answers right", smaller, least=0.75
+                    "distance of its first scores from those of 1/√d", float((small - scaled).abs().max()), most=1e-3
                 ),
-                instead="Smaller first weights did not make up for the division",
+                instead="The head of smaller first weights did not learn, or began with other scores",
             ),
             self.control(setup, self.head(SCALED, narrow, setup.seed)),
         )
@@ -165,31 +175,28 @@ class TrainedScoresLab(ReadingLab):
     def run(self, setup: Setup) -> LabResult:
         narrow, wide = self.widths[0], self.widths[-1]
         modules = {(name, d): self.head(name, d, setup.seed) for d in self.widths for name in SCORES}
+        first = {name: float(self.scores(modules[name, wide], setup.seed).std()) for name in SCORES}
         heads = self.swept(setup, modules)
         right = {case: head.right for case, head in heads.items()}
         apart = max((right[ADDITIVE, d] - right[DIVIDED, d] for d in self.widths), key=abs)
         worst = min(right[ADDITIVE, d] for d in self.widths)
         ahead = {d: right[ADDITIVE, d] - right[UNDIVIDED, d] for d in self.widths}
+        more = "answers right with the additive score, less with the dot product without scale"
         conclusion = (
             clause(
                 f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs"
                 f" no scale ({right[UNDIVIDED, narrow]:.0%} right, additive {right[ADDITIVE, narrow]:.0%}).",
                 Check("additive: answers right, the worst over all d", worst, least=0.75),
-                Check(
-                    f"control: d {narrow}: answers right, additive less dot product without scale",
-                    ahead[narrow],
-                    -0.1,
-                    0.1,
-                ),
-                instead="At small d the scores were not alike",
+                Check(f"control: d {narrow}: {more}", ahead[narrow], -0.1, 0.1),
+                instead="The additive score did not learn at every d, or at small d the two were not alike",
             ),
             clause(
                 f"At d {wide} it does: {right[UNDIVIDED, wide]:.0%} are right after {self.steps} steps without a scale,"
-                f" {right[ADDITIVE, wide]:.0%} with the additive score, whose hidden units are bounded.",
+                f" {right[ADDITIVE, wide]:.0%} with the additive score, whose first scores have a standard deviation of"
+                f" {first[ADDITIVE]:.2g}, where those of the dot product have {first[UNDIVIDED]:.3g}.",
+                Check(f"d {wide}: {more}", ahead[wide], least=0.25),
                 Check(
-                    f"d {wide}: answers right with the additive score, less with the dot product without scale",
-                    ahead[wide],
-                    0.25,
+                    "deviation of first scores, additive over the other", first[ADDITIVE] / first[UNDIVIDED], most=0.5
                 ),
                 instead="The additive score was not ahead of the dot product without scale",
             ),
@@ -244,7 +251,7 @@ class CosineScoresLab(ReadingLab):
                 f" right with dot products, {heads[COSINE, DRAWN].right:.0%} with cosines.",
                 Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
                 Check("cosine: answers right, weights as drawn", heads[COSINE, DRAWN].right, least=0.75),
-                instead="From weights as drawn one of them did not learn",
+                instead="From weights as drawn not both of them learned",
             ),
             clause(
                 f"From {larger} of queries and keys, {heads[DOT, LARGER].right:.0%} are right with dot products"
@@ -286,7 +293,4 @@ class CosineScoresLab(ReadingLab):
 
     def _largest(self, module: nn.Transformer, seed: int) -> float:
         """The largest score of a query with a key that it sees, without its sign, over √d."""
-        rows = [row.ids.tolist() for row in held_out_rows(self.task, 8, seed)]
-        scores = Model(module).trace(rows, read=["blocks.0.attn.scores"])["blocks.0.attn.scores"]
-        largest = max(float(torch.tril(own).abs().max()) for own in scores)
-        return largest / math.sqrt(self.d)
+        return float(self.scores(module, seed).abs().max()) / math.sqrt(self.d)

@@ -72,9 +72,10 @@ def _within(claim: str, drawn: float, share: float, count: int) -> Check:
 
 
 def _spread(scores: Tensor) -> float:
-    """The largest difference of scores [H, T, T] at one offset, over the largest of all."""
+    """The largest difference of a head's scores [H, T, T] at one offset, over that of any; NaN where all are equal."""
     lines = [scores.diagonal(offset, 1, 2) for offset in range(1 - TOKENS, TOKENS)]
-    return max(float(np.ptp(line.numpy(), axis=-1).max()) for line in lines) / float(scores.max() - scores.min())
+    offset, every = (max((x.amax(-1) - x.amin(-1)).amax() for x in of) for of in (lines, [scores.flatten(1)]))
+    return float(offset / every)
 
 
 def _moved(model: Model, site: str, edit: Edit) -> Tensor:
@@ -243,10 +244,13 @@ class SingleParts(Statements):
         [first], [second], [again] = (text.draw(self.seed, step, 1) for step in (0, 1, 0))
         at, chosen = first.trained, int(first.trained.sum())
         mask, same = (first.ids[at] == 4).mean(), (first.ids[at] == first.targets[at]).mean()
+        others = first.ids[at & (first.ids != 4) & (first.ids != first.targets)]
+        different = max(1.0, words * (1 - (1 - 1 / words) ** len(others)))  # of so many random words, as is expected
         return (
             Check("share predicted by BERT", chosen / self.words, 0.15, 0.15),
             _within("share read as [MASK]", mask, 0.8, chosen),
             _within("share read unchanged", same, 0.1 + 0.1 / words, chosen),
+            Check("other words read, different ones over expected", len(set(others)) / different, 0.85, 1.15),
             _within("hidden next epoch too", second.trained[at].mean(), 0.15, chosen),
             Check("hidden by the same draw", again.trained[at].mean(), 1.0, 1.0),
         )
@@ -289,8 +293,12 @@ class SingleParts(Statements):
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
                 loss = module.logits(nn.Batch(inputs=torch.tensor(ROW), rows=Rows((TOKENS,)))).square().sum()
             loss.backward()
-            grads = [one.grad.flatten() for one in module.parameters() if one.grad is not None]
-            return torch.cat(grads), len(calls), sum(size for place, size in kept.items() if place not in weights)
+            grads = [torch.zeros_like(own) if own.grad is None else own.grad for own in module.parameters()]
+            return (
+                torch.cat([one.flatten() for one in grads]),
+                len(calls),
+                sum(size for place, size in kept.items() if place not in weights),
+            )
 
         (plain, once, whole), (again, twice, inputs) = step(recompute=False), step(recompute=True)
         return (
