@@ -40,6 +40,7 @@ def test_fails_when_the_block_kernel_is_not_taken(monkeypatch: pytest.MonkeyPatc
     claims = failed()
     for way in (STRIDED, POWERS):
         assert f"{way}: pairs computed grow as T to the power" in claims
+    assert any(claim.endswith(f"{sparse_patterns.ARRAY}, over those of the mask itself") for claim in claims)
 
 
 def test_fails_when_the_kernel_reads_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_mask_leak_fails_on_shuffled_characters(text: str) -> None:
     file.write_text("".join(mixed), encoding="utf-8")
     result = leak(text)
     assert "trained and used with the mask, over guessing by frequency" in failed(result)
-    assert result.meaning.startswith("Without the mask the loss does not fall to almost nothing")
+    assert result.meaning.startswith("That one model learns and the one without the mask copies was not seen")
 
 
 # ---------------------------------------------------------------- induction

@@ -45,7 +45,7 @@ class DepthLab(Lab):
                 f" {arriving['post-norm']:.2g} times under post-norm.",
                 Check(f"pre-norm, {over}", arriving["pre-norm"], least=0.5, most=float(deep)),
                 Check(f"post-norm, {over}", arriving["post-norm"], least=1 / deep, most=float(deep)),
-                instead="The residual stream did not carry the gradient",
+                instead="The residual stream did not keep the size of the gradient",
             ),
             clause(
                 f"Without the stream each layer multiplies what passes: {fall:.2f} of it is left after each, and {deep}"

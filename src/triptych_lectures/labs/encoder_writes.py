@@ -24,7 +24,7 @@ from triptych.train import Example
 from triptych.train.objectives import Ids, TokenMasking
 from .counting import products
 from .generated_tasks import GeneratedTask, MarkovRows, TrainedRun, TrainingBudget, train, with_positions
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, ratio, size
 from .left_to_right import logits_at, nats_of_prefixes, next_logits, written
 from .small_models import block, with_mask
 
@@ -61,14 +61,11 @@ class EncoderWritesLab(Lab):
         best = _best_filling(text, setup.seed, self.tested)
         rows = [
             [
-                kind,
-                f"{steps[kind]:,}",
-                f"{one.nats:.2f}",
-                f"{one.follows:.0%}",
+                kind, f"{steps[kind]:,}", f"{one.nats:.2f}", f"{one.follows:.0%}",
                 "" if one.filled is None else f"{one.filled:.0%}",
             ]
             for kind, one in models.items()
-        ]
+        ]  # fmt: skip
         header = ("", "steps", "nats of the next symbol", "written by the rule", "filled right")
         losses = {kind: one.run.losses for kind, one in models.items()}
         sections = (
@@ -122,7 +119,7 @@ class EncoderWritesLab(Lab):
                     least=0.5,
                 ),
                 Check("written by the decoder after the rule", decoder.follows, least=0.9),
-                instead="The encoder does not write",
+                instead="The two do not both write by the rule",
             ),
             clause(
                 f"But it writes worse: a next symbol costs {encoder.nats:.2f} nats, {behind:.2f} more than the"
@@ -132,7 +129,7 @@ class EncoderWritesLab(Lab):
                 Check("nats of a next symbol, encoder less decoder", behind, least=0.1),
                 Check(
                     "nats above the decoder, trained for the last symbol over trained as BERT",
-                    (last.nats - decoder.nats) / behind,
+                    ratio(last.nats - decoder.nats, behind),
                     most=0.5,
                 ),
                 instead="It does not write worse for this reason",
@@ -149,7 +146,7 @@ class EncoderWritesLab(Lab):
                 "And it keeps no cache, since each new symbol changes all others: a text takes"
                 f" {times:.1f} times the decoder's FLOPs, more with every symbol.",
                 Check("FLOPs of a text, encoder over decoder with its cache", times, self.length / 4),
-                instead="It costs no more",
+                instead="It does not cost that much more",
             ),
         )
 

@@ -74,7 +74,7 @@ class KvCacheLab(Lab):
             f" more than {largest:.1g}.",
             Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
             Check("greatest difference of a logit", largest, most=1e-3),
-            instead="The cache changes what is written",
+            instead="With the cache something else is computed",
         )
 
 
@@ -92,7 +92,7 @@ def _costs(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) -> 
             Check(
                 f"these FLOPs saved at {longest} over those at {shortest}", last / first, 0.75 * longer, 1.25 * longer
             ),
-            instead="The FLOPs saved do not grow as T",
+            instead="The FLOPs saved are not about T times, growing as T",
         ),
         clause(
             "The bytes that are read fall by much less, since a single token reads every weight for one row of use:"

@@ -25,13 +25,8 @@ from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, size
 from .left_to_right import nats_of_prefixes, written
 from .small_models import block
 
-RIGHT, AFTER, FORGOTTEN, AXIS, HEADS = (
-    "right",
-    "mask after the softmax",
-    "mask forgotten",
-    "softmax over the queries",
-    "heads by the wrong view",
-)
+RIGHT, AFTER, FORGOTTEN = "right", "mask after the softmax", "mask forgotten"
+AXIS, HEADS = "softmax over the queries", "heads by the wrong view"
 MISTAKES = (AFTER, FORGOTTEN, AXIS, HEADS)
 
 
@@ -104,7 +99,7 @@ class MistakesLab(Lab):
             Check("right: change of earlier outputs by another last token", shown.future, most=1e-12),
             Check("right: training loss over the entropy", trained.run.end / task.entropy, 0.9, 1.3),
             Check("right: written symbols that follow the rule", trained.follows, least=0.9),
-            instead="The right version is not right",
+            instead="The right version differs from the library's, or did not learn the text",
         )
 
 
@@ -225,13 +220,9 @@ def _trained(wrong: Mapping[str, TrainedMistake], right: TrainedMistake, task: M
 
 
 def _table(shown: Mapping[str, Weighed], tokens: int) -> TableSection:
+    both = "{:.2f} to {:.2f}".format
     rows = [
-        [
-            kind,
-            *("{:.2f} to {:.2f}".format(*one.sums(axis)) for axis in (-1, -2)),
-            f"{one.hidden:.0%}",
-            f"{one.future:.2g}",
-        ]
+        [kind, *(both(*one.sums(axis)) for axis in (-1, -2)), f"{one.hidden:.0%}", f"{one.future:.2g}"]
         for kind, one in shown.items()
     ]
     header = ("", "sums of rows", "sums of columns", "weight on later tokens", "change by another last token")

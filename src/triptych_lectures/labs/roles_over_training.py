@@ -117,7 +117,7 @@ class RolesOverTrainingLab(Lab):
                 "Both models first learn the table of what may follow what, which needs no attention:"
                 f" {learned:.0%} of the way or more after a third of the training.",
                 Check("learned of the table after a third of the training, the less of the two", learned, 0.5, 1.1),
-                instead="The table was not learned first",
+                instead="The table alone was not learned first",
             ),
             *_together(deep, score, saved, max(shallow.previous[-1][0])),
             clause(
@@ -125,7 +125,7 @@ class RolesOverTrainingLab(Lab):
                 f" {less:.1f} nats, two layers {saved:.1f}.",
                 Check("one layer: highest score at any step, over two layers' at the end", in_shallow, most=0.5),
                 Check("one layer: what a repetition saves at the end, over two layers'", less / saved, most=0.5),
-                instead="One layer did as two",
+                instead="One layer is not clearly behind two",
             ),
         )
 
