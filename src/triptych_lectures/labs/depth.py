@@ -58,7 +58,8 @@ class DepthLab(Lab):
                 f" {arriving['no residual, with norms']:.2g} of the last arrives at the first. So its size alone is not"
                 " what the stream is for.",
                 Check(f"no residual, with norms, {over}", arriving["no residual, with norms"], 1 / deep, float(deep)),
-                instead="Norms alone did not keep the size of the gradient",
+                Check(f"control: no residual, without norms, {over}", arriving["no residual"], most=0.8 ** (deep - 1)),
+                instead="That norms alone keep the size of the gradient, and nothing else, was not seen",
             ),
             clause(
                 "What the placement of the norm changes is the top: under pre-norm the gradient of the last block's"

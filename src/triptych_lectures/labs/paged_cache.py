@@ -70,7 +70,7 @@ class PagedCacheLab(Lab):
                     careless.wrong,
                     least=1 if inside else 0,
                 ),
-                instead="The pages do not hold the engine's keys, each copied where it must be",
+                instead="That pages hold the engine's keys because they are copied was not seen",
             ),
             clause(
                 f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens"

@@ -20,7 +20,7 @@ from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, power
 
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
-REACH = 256  # positions whose paths through layers are counted
+REACH = 1024  # positions whose paths through layers are counted: blocks enough to tell powers of two from neighbors
 DRAWN = 32
 REPEATS = 3  # the smallest time counts
 
@@ -177,12 +177,14 @@ def written_out(mask: Mask, length: int) -> Tensor:
 def layers_to_reach_all(mask: Mask) -> int:
     """Layers under `mask` after which each of REACH positions has something of every position before it; REACH where
     no number of layers is enough."""
-    one_layer = written_out(mask, REACH).float()
+    one_layer, every = written_out(mask, REACH).float(), torch.ones(REACH, REACH).tril()
     reached = one_layer
     for layers in range(1, REACH):
-        if bool((reached > 0).equal(torch.ones(REACH, REACH).tril() > 0)):
+        if reached.equal(every):
             return layers
-        reached = ((reached @ one_layer) > 0).float()
+        before, reached = reached, ((reached @ one_layer) > 0).float()
+        if reached.equal(before):
+            break
     return REACH
 
 
