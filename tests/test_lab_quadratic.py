@@ -67,9 +67,7 @@ def test_fails_when_heads_that_share_keys_attend_twice(monkeypatch: pytest.Monke
 
 def test_fails_when_no_keys_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = quadratic.QuadraticLab().mechanisms()
-    monkeypatch.setattr(
-        quadratic.QuadraticLab, "mechanisms", lambda self: {**ways, quadratic.ONE_GROUP: ways["fused"]}
-    )
+    monkeypatch.setattr(quadratic.QuadraticLab, "mechanisms", lambda self: {**ways, quadratic.ONE_GROUP: ways["fused"]})
     assert failed() == {"one key/value head: bytes of k and v over those of fused"}
 
 

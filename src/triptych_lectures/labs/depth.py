@@ -38,6 +38,7 @@ class DepthLab(Lab):
         goes = {name: power(depths, last[name]) for name in STACKS}
         arriving = {name: arrives[name][-1] for name in STACKS}
         over = f"{deep} layers: gradient at the first block over the last"
+        top = "the last block's gradient grows as depth to the power"
         conclusion = (
             clause(
                 "x + f(x) passes the gradient on whatever f is: with a residual stream the first of"
@@ -65,17 +66,14 @@ class DepthLab(Lab):
                 "What the placement of the norm changes is the top: under pre-norm the gradient of the last block's"
                 f" weights falls with depth L as L to the power {goes['pre-norm']:.2f}, near the 1/√L of Xiong et al.;"
                 f" under post-norm it does not ({goes['post-norm']:+.2f}).",
-                Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
-                Check(
-                    "post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.2
-                ),
+                Check(f"pre-norm: {top}", goes["pre-norm"], -0.7, -0.25),
+                Check(f"post-norm: {top}", goes["post-norm"], -0.15, 0.2),
                 instead="The placement of the norm did not decide what the last block gets",
             ),
         )
+        ratio = "Gradient at the first block over that at the last"
         sections = (
-            line_table(
-                "Gradient at the first block over that at the last, before training", "layers", depths, arrives, ".2g"
-            ),
+            line_table(f"{ratio}, before training", "layers", depths, arrives, ".2g"),
             curve("Arriving at the first block, over the last", "layers", "ratio of norms", depths, arrives, log="xy"),
             curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy"),
         )

@@ -68,6 +68,7 @@ class SoftVsHardLab(Lab):
     def _conclusion(
         self, book: _Dictionary, rows: Sequence[tuple[float, float, float, float]], remaining: Mapping[float, float]
     ) -> Conclusion:
+        over_bound = max(error / bound for _, error, bound, _ in rows)
         from_mean = (book.ask(book.questions, 0.0) - book.values.mean(0)).abs().max().item()
         return (
             clause(
@@ -76,9 +77,7 @@ class SoftVsHardLab(Lab):
                 " exponentially.",
                 Check("at β 0, distance from the mean of all values", from_mean, most=1e-12),
                 Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
-                Check(
-                    "largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1
-                ),
+                Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", over_bound, most=1),
                 Check(f"at β {self.sharpness[0]:g}, the control, distance from dict[key]", rows[0][1], least=0.1),
                 instead="The answers are not those of a lookup",
             ),
@@ -256,14 +255,11 @@ class PermutationLab(Lab):
         largest |f(x[order]) - f(x)|.  Both are over the spread of f(x)."""
         order = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
         # Every token occurs once, so that a permutation of tokens is one of places.
-        straight, shuffled = (
-            model.trace([ids.tolist()], read=self.sites) for ids in (torch.arange(self.tokens), order)
-        )
-        outputs = [(straight[site][0], shuffled[site][0]) for site in self.sites]
+        ways = [model.trace([ids.tolist()], read=self.sites) for ids in (torch.arange(self.tokens), order)]
+        outputs = [[way[site][0] for way in ways] for site in self.sites]
         out, moved = outputs[-1]
-        return [_over_spread(after - before[order], before) for before, after in outputs], _over_spread(
-            moved - out, out
-        )
+        errors = [_over_spread(after - before[order], before) for before, after in outputs]
+        return errors, _over_spread(moved - out, out)
 
     def _twins(self, model: Model, seed: int) -> float:
         """How far apart the last block leaves one token that stands at two places of a row, over the spread."""

@@ -160,20 +160,15 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
     ends with."""
     previous = deep.of_best(deep.previous, 0)
     rise, fall, of_table, before = map(_midway, (score, deep.saved, deep.first, previous))
-    at, ratio = deep.steps, previous[-1] / before_in_shallow
+    at, ratio, share = deep.steps, previous[-1] / before_in_shallow, "share of the training"
     return (
         clause(
             f"Then the loss of what is read again falls: what a repetition saves has come half its way by step"
             f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, does"
             f" so later, by step {at[rise]}, and ends at {score[-1]:.2f}.",
+            Check(f"induction score midway, after what a repetition saves, {share}", (rise - fall) / LOOKS, NEXT, SOON),
             Check(
-                "induction score midway, after what a repetition saves, share of the training",
-                (rise - fall) / LOOKS,
-                NEXT,
-                SOON,
-            ),
-            Check(
-                "what a repetition saves midway, after the loss of the first reading, share of the training",
+                f"what a repetition saves midway, after the loss of the first reading, {share}",
                 (fall - of_table) / LOOKS,
                 least=SOON,
             ),

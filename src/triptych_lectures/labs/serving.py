@@ -65,6 +65,7 @@ class SpeculationLab(Lab):
         drafts = [runs[name] for name in ways]
         ideal = -(-(self.new - 1) // (self.tokens + 1)) + 1
         ours, worst, wrong = drafts[0], drafts[-1], runs[WRONG]
+        saved = plain.forwards / ours.forwards
         texts = ((a, b) for one in runs.values() for a, b in zip(one.texts, plain.texts, strict=True))
         changed = sum(a != b for one, other in texts for a, b in zip(one, other, strict=True))
         conclusion = (
@@ -80,9 +81,7 @@ class SpeculationLab(Lab):
                 f" without guesses it is {plain.forwards}.",
                 Check("share of guesses accepted, draft: itself", ours.rate, least=0.99),
                 Check("forwards, draft: itself, over the fewest possible", ours.forwards / ideal, 1.0, 1.1),
-                Check(
-                    "forwards without guesses over those of draft: itself", plain.forwards / ours.forwards, least=2.0
-                ),
+                Check("forwards without guesses over those of draft: itself", saved, least=2.0),
                 instead="The decoder as its own draft does not save what it could",
             ),
             clause(

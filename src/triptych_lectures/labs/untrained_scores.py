@@ -56,6 +56,7 @@ class ScalingLab(Lab):
         last, most = self.widths[-1], math.log(self.tokens)
         undivided, divided = plain[-1], scaled[-1]
         furthest = max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1))
+        entropy_range, gradient_range = (ratio(max(of), min(of)) for of in list(zip(*scaled, strict=True))[:2])
         share = f"share of queries with a gradient below {self.small:g} at d {last}"
         over_divided = f"gradient at a query, d {last}, without scale over with 1/√d"
         mean_ratio, few = ratio(undivided.mean, divided.mean), ratio(undivided.gradient, undivided.mean)
@@ -84,10 +85,8 @@ class ScalingLab(Lab):
             ),
             clause(
                 f"Divided by √d, entropy and gradient keep their size from d {self.widths[0]} to {last}.",
-                Check("entropy with 1/√d, largest over smallest", _range([x.entropy for x in scaled]), most=1.1),
-                Check(
-                    "median gradient with 1/√d, largest over smallest", _range([x.gradient for x in scaled]), most=2.0
-                ),
+                Check("entropy with 1/√d, largest over smallest", entropy_range, most=1.1),
+                Check("median gradient with 1/√d, largest over smallest", gradient_range, most=2.0),
                 Check(f"{share}, with 1/√d", divided.starved, most=0.01),
                 instead="With the division they do not all keep their size",
             ),
@@ -127,10 +126,6 @@ def _softmaxed(q: Tensor, k: Tensor, v: Tensor, scale: float | None, small: floa
     return Softmaxed(entropy, norms.median().item(), norms.mean().item(), starved)
 
 
-def _range(values: Sequence[float]) -> float:
-    return ratio(max(values), min(values))
-
-
 def _entropy(pattern: Tensor) -> float:
     """The mean over its rows, in nats."""
     return float(-torch.special.xlogy(pattern, pattern).sum(-1).mean())
@@ -163,16 +158,14 @@ class AdditiveVsDotLab(Lab):
         limit, reached = self._sharpest(setup.seed)
         plain, added = self._parameters()
         last, before = self.scales[-1], self.scales[-2]
+        formula = f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}"
+        settled = bahdanau[-1] / bahdanau[-2]
         memory, even = nbytes[ADDITIVE][-1] / nbytes[DOT][-1], bahdanau[-2] / math.log(self.tokens)
         conclusion = (
             clause(
                 f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
                 f" it has {added} parameters more than the dot product: the vector w.",
-                Check(
-                    f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
-                    self._formula_error(setup.seed),
-                    most=1e-12,
-                ),
+                Check(formula, self._formula_error(setup.seed), most=1e-12),
                 Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
                 instead="The additive layer does not have this formula and these parameters",
             ),
@@ -188,9 +181,7 @@ class AdditiveVsDotLab(Lab):
                 "For random keys, larger inputs sharpen the choice to a limit and no further: the entropy settles at"
                 f" {bahdanau[-1]:.2f} nats, {even:.0%} of that of even weights, where that of the dot product, the"
                 f" control, falls to {abs(dot[-1]):.1g}.",
-                Check(
-                    f"entropy at size {last:g} over that at {before:g}, additive", bahdanau[-1] / bahdanau[-2], 0.9, 1.1
-                ),
+                Check(f"entropy at size {last:g} over that at {before:g}, additive", settled, 0.9, 1.1),
                 Check(f"entropy at size {before:g}, additive, over that of even weights", even, 0.5, 0.99),
                 Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
                 instead="The two scores do not differ so in how sharp they become",
