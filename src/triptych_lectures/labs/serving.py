@@ -74,7 +74,8 @@ class SpeculationLab(Lab):
                 f" place choose. So no guess changes a token of the {self.rows} texts, greedy or sampled.",
                 Check("tokens that differ from those without guesses", changed, most=0),
                 Check(f"guesses accepted, {WRONG}", wrong.accepted, most=0),
-                instead="Guesses change the texts",
+                Check("guesses made, the draft with the fewest", min(one.drafted for one in (*drafts, wrong)), least=1),
+                instead="Guesses change the texts, or none were made",
             ),
             clause(
                 f"What guesses change is the number of forwards: a draft that agrees always needs {ours.forwards},"
