@@ -92,13 +92,12 @@ class EncoderWritesLab(Lab):
 
     def _learned(self, models: Mapping[str, WritingModel], best: float, text: MarkovRows) -> Clause:
         filled, guess, nats = models[ENCODER].filled or 0.0, 1 / self.symbols, models[DECODER].nats
+        learned = (filled - guess) / (best - guess)
         return clause(
             f"Both learn what they are trained for: the encoder fills {filled:.0%} of hidden symbols right (a guess"
             f" {guess:.0%}, the best possible {best:.0%}), and the decoder predicts the next symbol with {nats:.2f}"
             f" nats, where the entropy of the text is {text.entropy:.2f}.",
-            Check(
-                "filled by the encoder, from a guess, 0, to the best, 1", (filled - guess) / (best - guess), least=0.5
-            ),
+            Check("filled by the encoder, from a guess, 0, to the best, 1", learned, least=0.5),
             Check("nats of the decoder's next symbol over the entropy", nats / text.entropy, 0.9, 1.2),
             instead="They have not learned what they were trained for",
         )
@@ -108,16 +107,13 @@ class EncoderWritesLab(Lab):
     ) -> Conclusion:
         decoder, encoder, last = models.values()
         behind, guess = encoder.nats - decoder.nats, 1 / self.symbols
-        times = flops[ENCODER] / flops[DECODER]
+        by_rule, times = (encoder.follows - guess) / (1 - guess), flops[ENCODER] / flops[DECODER]
+        of_last = ratio(last.nats - decoder.nats, behind)
         return (
             clause(
                 f"The encoder can write: a mask at the end is filled, and again. {encoder.follows:.0%} of its symbols"
                 f" follow the rule of the text, the decoder's {decoder.follows:.0%}.",
-                Check(
-                    "written by the encoder after the rule, from a guess, 0, to all, 1",
-                    (encoder.follows - guess) / (1 - guess),
-                    least=0.5,
-                ),
+                Check("written by the encoder after the rule, from a guess, 0, to all, 1", by_rule, least=0.5),
                 Check("written by the decoder after the rule", decoder.follows, least=0.9),
                 instead="The two do not both write by the rule",
             ),
@@ -127,11 +123,7 @@ class EncoderWritesLab(Lab):
                 " the reason: the same encoder, trained with the last symbol hidden, needs"
                 f" {last.nats:.2f} (control).",
                 Check("nats of a next symbol, encoder less decoder", behind, least=0.1),
-                Check(
-                    "nats above the decoder, trained for the last symbol over trained as BERT",
-                    ratio(last.nats - decoder.nats, behind),
-                    most=0.5,
-                ),
+                Check("nats above the decoder, trained for the last symbol over trained as BERT", of_last, most=0.5),
                 instead="It does not write worse for this reason",
             ),
             clause(

@@ -24,6 +24,7 @@ from .generated_tasks import MarkovRows, TrainedRun, TrainingBudget, train, with
 from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, size
 from .left_to_right import nats_of_prefixes, written
 from .small_models import block
+from .statements import gap
 
 RIGHT, AFTER, FORGOTTEN = "right", "mask after the softmax", "mask forgotten"
 AXIS, HEADS = "softmax over the queries", "heads by the wrong view"
@@ -73,10 +74,10 @@ class MistakesLab(Lab):
         q, k, v, other = torch.randn(4, 1, self.tokens, self.width, generator=noise, dtype=torch.float64)
         out, weights = attention(q, k, v, self.heads, kind)
         q2, k2, v2 = (torch.cat([x[:, :-1], other[:, -1:]], 1) for x in (q, k, v))
-        future = attention(q2, k2, v2, self.heads, kind)[0][:, :-1] - out[:, :-1]
+        future = gap(attention(q2, k2, v2, self.heads, kind)[0][:, :-1], out[:, :-1])
         cut = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
         exact = attend(*cut, mask=causal()).transpose(1, 2).flatten(2)
-        return Weighed(weights[0], _size(future), _size(out - exact))
+        return Weighed(weights[0], future, gap(out, exact))
 
     def _train(self, kind: str, task: MarkovRows, seed: int) -> TrainedMistake:
         module = with_positions(
@@ -166,10 +167,6 @@ class TrainedMistake(NamedTuple):
     run: TrainedRun
     writing: float
     follows: float
-
-
-def _size(x: Tensor) -> float:
-    return x.abs().max().item()
 
 
 def _untrained(shown: Mapping[str, Weighed]) -> Conclusion:

@@ -18,6 +18,7 @@ from triptych.spec.masks import Points
 from .counting import products, shortest_seconds
 from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, power
+from .statements import gap
 
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
 REACH = 1024  # positions whose paths through layers are counted: blocks enough to tell powers of two from neighbors
@@ -118,12 +119,9 @@ class SparsePatternsLab(Lab):
 
     def difference(self, noise: torch.Generator) -> float:
         """The largest of a pattern's result from that of the definition over written-out booleans."""
-        inputs, largest = _inputs(self.same, self.width, noise), 0.0
-        for way in (STRIDED, POWERS):
-            mask = self.mask(way, self.same)
-            expected = attend_reference(*inputs, mask=dense(written_out(mask, self.same)))
-            largest = max(largest, float((attend(*inputs, mask=mask) - expected).abs().max()))
-        return largest
+        inputs, masks = _inputs(self.same, self.width, noise), [self.mask(way, self.same) for way in (STRIDED, POWERS)]
+        by_definition = [attend_reference(*inputs, mask=dense(written_out(mask, self.same))) for mask in masks]
+        return max(gap(attend(*inputs, mask=mask), out) for mask, out in zip(masks, by_definition, strict=True))
 
     def _table(self, computed: dict[str, dict[int, float]], seconds: dict[str, dict[int, float]]) -> TableSection:
         shown = [self.lengths[0], self.lengths[len(self.lengths) // 2], self.lengths[-1]]
