@@ -182,7 +182,7 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
             f" {before_in_shallow:.2f}.",
             Check("previous-token score midway, after that of induction", (before - rise) / LOOKS, most=-NEXT),
             Check("previous-token score in the first of two layers, over that of one layer", ratio, least=2.0),
-            instead="That a head of two layers comes to read the token before in time, and none of one layer, was not seen",
+            instead="That a head of two layers comes to read the token before, and none of one, was not seen",
         ),
     )
 
