@@ -109,6 +109,16 @@ def test_scaling_by_d_instead_of_its_root(monkeypatch: pytest.MonkeyPatch) -> No
     assert "entropy" not in claims
 
 
+def test_scaling_when_weights_are_even_or_both_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gradient is left of even weights; and what no division did is not said of two divided ones."""
+    with monkeypatch.context() as patch:
+        patch.setattr(untrained_scores, "attend", lambda q, *rest, **scale: attention.attend(0 * q, *rest, **scale))
+        assert "median gradient with 1/√d, largest over smallest" in failed("scaling")
+    monkeypatch.setattr(untrained_scores, "attend", lambda *inputs, scale: attention.attend(*inputs))
+    assert "median over mean gradient at a query, d 2048, without scale" in failed("scaling")
+    assert "Not all do" not in small_run("scaling", 0).meaning
+
+
 def test_soft_vs_hard_without_the_sharpness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "prepare", altered(unscaled))
     claims = failed("soft-vs-hard")
@@ -171,6 +181,19 @@ def test_additive_vs_dot_without_the_tanh(monkeypatch: pytest.MonkeyPatch) -> No
     assert "distance from its formula" in claims
     assert "over its limit" in claims
     assert "over that at 64, additive" in claims
+
+
+def test_additive_vs_dot_with_a_vector_that_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = untrained_scores.AdditiveVsDotLab._weights
+
+    def light(self: Any, *sizes: Any, **options: Any) -> untrained_scores.Weights:
+        w_q, w_k, w = drawn(self, *sizes, **options)
+        return w_q, w_k, 0.05 * w
+
+    monkeypatch.setattr(untrained_scores.AdditiveVsDotLab, "_weights", light)
+    claims = failed("additive-vs-dot")
+    assert "largest weight of keys built for it, additive" in claims
+    assert "entropy at size 64, additive, over that of even weights" in claims
 
 
 def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch) -> None:

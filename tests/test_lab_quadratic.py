@@ -65,6 +65,12 @@ def test_fails_when_heads_that_share_keys_attend_twice(monkeypatch: pytest.Monke
     assert "one key/value head: FLOPs over those of fused" in failed()
 
 
+def test_fails_when_no_keys_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = quadratic.QuadraticLab().mechanisms()
+    monkeypatch.setattr(quadratic.QuadraticLab, "mechanisms", lambda self: {**ways, quadratic.ONE_GROUP: ways["fused"]})
+    assert failed() == {"one key/value head: bytes of k and v over those of fused"}
+
+
 def test_fails_when_the_fast_paths_forget_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     forget = dispatch.run
     monkeypatch.setattr(

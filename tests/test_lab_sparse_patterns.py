@@ -10,7 +10,7 @@ from torch import Tensor
 from lab_results import passes
 from triptych.attention import dispatch, kernel_sparse
 from triptych.errors import InputError
-from triptych.spec import causal, window
+from triptych.spec import Mask, block_sparse, causal, window
 from triptych.spec.masks import BlockSparse
 from triptych_lectures.labs import run, sparse_patterns
 from triptych_lectures.labs.lab import Setup
@@ -40,6 +40,7 @@ def test_fails_when_the_block_kernel_is_not_taken(monkeypatch: pytest.MonkeyPatc
     claims = failed()
     for way in (STRIDED, POWERS):
         assert f"{way}: pairs computed grow as T to the power" in claims
+    assert any(claim.endswith(f"{sparse_patterns.ARRAY}, over those of the mask itself") for claim in claims)
 
 
 def test_fails_when_the_kernel_reads_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +66,14 @@ def test_fails_when_only_neighbours_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     claims = failed()
     assert f"{STRIDED}: layers until each position has reached all before it" in claims
     assert f"{POWERS}: layers until each position has reached all before it" in claims
+
+
+def test_fails_when_as_many_neighbours_stand_for_the_powers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def neighbours(length: int, block: int) -> Mask:
+        return causal() & block_sparse(block, local=1 + (-(-length // block) - 1).bit_length())
+
+    monkeypatch.setattr(sparse_patterns, "powers", neighbours)
+    assert failed() == {f"{POWERS}: layers until each position has reached all before it"}
 
 
 def test_one_length_is_refused() -> None:

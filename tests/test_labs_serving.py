@@ -90,6 +90,14 @@ def test_speculation_fails_when_every_guess_is_accepted(monkeypatch: pytest.Monk
     assert {"tokens that differ from those without guesses", "guesses accepted, always wrong"} <= failed("speculation")
 
 
+def test_speculation_fails_when_no_guess_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = serving.SpeculationLab.write
+    monkeypatch.setattr(
+        serving.SpeculationLab, "write", lambda lab, module, requests, _: write(lab, module, requests, None)
+    )
+    assert "guesses made, the draft with the fewest" in failed("speculation")
+
+
 def test_speculation_fails_when_no_guess_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "accepts", lambda row, token: False)
     claims = failed("speculation")

@@ -43,6 +43,13 @@ def test_depth_fails_without_the_addition(monkeypatch: pytest.MonkeyPatch) -> No
     assert "pre-norm: the last block's gradient grows as depth to the power" in failed(shallow())
 
 
+def test_depth_fails_when_the_control_has_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depth.NoResidualBlock, "forward", nn.Block.forward)
+    result = shallow()
+    assert "control: no residual, without norms, 32 layers: gradient at the first block over the last" in failed(result)
+    assert "without the addition either" not in result.meaning
+
+
 def test_depth_fails_when_pre_norm_norms_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = nn.Block.forward
 
@@ -95,7 +102,7 @@ def test_mask_leak_fails_on_shuffled_characters(text: str) -> None:
     file.write_text("".join(mixed), encoding="utf-8")
     result = leak(text)
     assert "trained and used with the mask, over guessing by frequency" in failed(result)
-    assert result.meaning.startswith("Without the mask the loss does not fall to almost nothing")
+    assert result.meaning.startswith("That one model learns and the one without the mask copies was not seen")
 
 
 # ---------------------------------------------------------------- induction

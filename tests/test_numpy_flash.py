@@ -117,6 +117,12 @@ def test_fails_when_the_tiles_save_nothing(
     assert claims <= failed(run("flash-tiles", Setup(sizes=SMALL)))
 
 
+def test_fails_when_a_larger_memory_has_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles_for = flash_tiles.tiles_for
+    monkeypatch.setattr(flash_tiles, "tiles_for", lambda memory, width: tiles_for(100_000 // memory, width))
+    assert {"forward", "backward"} <= failed(run("flash-tiles", Setup(sizes=SMALL)))
+
+
 def test_one_length_is_refused() -> None:
     with pytest.raises(InputError, match="size lengths: 64 is too few; give 2 values or more"):
         run("flash-tiles", Setup(sizes={"lengths": (64,)}))

@@ -61,7 +61,7 @@ class BottleneckLab(Lab):
                 " vector takes.",
                 Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
                 Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
-                instead="Attention did not make up for the narrow vector",
+                instead="Attention did not make up for the narrow vector with fewer parameters",
             ),
         )
         rows = [[name, f"{sizes[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]

@@ -93,7 +93,7 @@ class FlashTilesLab(Lab):
                 ),
                 Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
                 Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
-                instead="The tiles do not save what they should",
+                instead="The tiles do not hold and move what they should",
             ),
             clause(
                 "Control: with a fast memory of only d² numbers the tiles are so small that they move"

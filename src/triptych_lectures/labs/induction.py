@@ -56,14 +56,16 @@ class InductionLab(Lab):
         previous = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
         conclusion = (
             clause(
-                "Two layers learn to look up in the row which token follows which; one layer copies next to nothing.",
+                f"Two layers learn to look up in the row which token follows which, and copy {copied:.0%} right; one"
+                f" layer copies {shallow:.0%}.",
                 Check("copied right by two layers", copied, least=0.8),
                 Check("copied right by one layer", shallow, most=0.3),
                 instead="The difference between two layers and one was not seen",
             ),
             clause(
-                f"In {best.name} the second A attends to the place after the first A. Without this head nothing is"
-                " copied; without another head of its layer, the control, the copying goes on.",
+                f"In {best.name} the second A attends to the place after the first A. Without this head"
+                f" {best.without:.0%} is copied right; without another head of its layer, the control,"
+                f" {min(others):.0%} and more.",
                 Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
                 Check(f"copied right without {best.name}", best.without, most=0.25),
                 Check("copied right without another head of its layer, the worst", min(others), least=0.5),
@@ -71,8 +73,8 @@ class InductionLab(Lab):
             ),
             clause(
                 f"That place can be recognized because {below.name} reads recent tokens, the one before most"
-                f" ({below.previous:.2f} of its weight). Without it nothing is copied either; without another head of"
-                " layer 0 the copying goes on.",
+                f" ({below.previous:.2f} of its weight). Without it {below.without:.0%} is copied right; without"
+                f" another head of layer 0 up to {best_beside:.0%}.",
                 Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
                 Check(f"places back that {below.name} reads most", below.most, 1, 1),
                 Check(previous, ratio, least=1.5),

@@ -18,7 +18,7 @@ from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Facts, TableSection
 from .counting import ProductCounts, products, shortest_seconds
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
+from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .parameters import QWEN3_4B
 from .pretrained import decoder
 from .small_models import curve
@@ -61,21 +61,16 @@ class KvCacheLab(Lab):
         setup.progress(f"counting one more token after {', '.join(map(str, lengths))}")
         text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
         costs = [NextToken.measured(model, text[:n], self.repeats) for n in lengths]
-        return self.result(
-            (self._unchanged(cached, plain, with_cache - without), *_costs(model, lengths, costs)),
-            _sections(model, lengths, costs),
-        )
-
-    def _unchanged(self, cached: Sequence[int], plain: Sequence[int], difference: Tensor) -> Clause:
-        largest = float(difference.abs().max())
-        return clause(
+        largest = float((with_cache - without).abs().max())
+        unchanged = clause(
             "A token's keys and values depend on what came before it and never change again, so they are computed"
             f" once and kept. Nothing is approximated: the {self.written} tokens are the same, and no logit differs by"
             f" more than {largest:.1g}.",
             Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
             Check("greatest difference of a logit", largest, most=1e-3),
-            instead="The cache changes what is written",
+            instead="With the cache something else is computed",
         )
+        return self.result((unchanged, *_costs(model, lengths, costs)), _sections(model, lengths, costs))
 
 
 def _costs(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) -> Conclusion:
@@ -83,16 +78,15 @@ def _costs(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) -> 
     shortest, longest = lengths[0], lengths[-1]
     first, *_, last = [cost.fewer_flops for cost in costs]
     counted, longer = _counted_bytes(model, longest), longest / shortest
+    growing = 0.75 * longer, 1.25 * longer
     read = costs[-1].again.counts.read / costs[-1].once.counts.read
     return (
         clause(
             f"The next token is one row of work instead of T: after {longest} tokens it takes {last:.0f} times fewer"
             f" FLOPs with the cache, after {shortest} tokens {first:.0f} times.",
             Check(f"FLOPs of one token at {longest}, all again over with the cache", last, least=longest / 2),
-            Check(
-                f"these FLOPs saved at {longest} over those at {shortest}", last / first, 0.75 * longer, 1.25 * longer
-            ),
-            instead="The FLOPs saved do not grow as T",
+            Check(f"these FLOPs saved at {longest} over those at {shortest}", last / first, *growing),
+            instead="The FLOPs saved are not about T times, growing as T",
         ),
         clause(
             "The bytes that are read fall by much less, since a single token reads every weight for one row of use:"
@@ -136,11 +130,11 @@ def _recomputed(model: Model, row: Sequence[int]) -> Tensor:
 
 def _write(prompt: Sequence[int], logits: Callable[[Sequence[int]], Tensor], tokens: int) -> tuple[list[int], Tensor]:
     """Greedy: the row with `tokens` tokens written on, and the logits each was chosen by, `[NEW, V]`."""
-    row, seen = list(prompt), []
+    row, rows = list(prompt), []
     for _ in range(tokens):
-        seen.append(logits(row).float())
-        row.append(int(seen[-1].argmax()))
-    return row, torch.stack(seen)
+        rows.append(logits(row).float())
+        row.append(int(rows[-1].argmax()))
+    return row, torch.stack(rows)
 
 
 class Cost(NamedTuple):
@@ -191,9 +185,8 @@ def _lecture_bytes() -> int:
     step = cache.begin(Rows((LECTURE_POSITIONS,)), "")
     for layer, block in enumerate(module.decoder.blocks):
         attn = block.attn.spec
-        k, v = (
-            torch.empty(LECTURE_POSITIONS, attn.kv_heads, w, device="meta") for w in (attn.head_width, attn.value_width)
-        )
+        widths = attn.head_width, attn.value_width
+        k, v = (torch.empty(LECTURE_POSITIONS, attn.kv_heads, width, device="meta") for width in widths)
         step.of(layer).extend(layer, k, v)
     return cache.nbytes
 

@@ -227,6 +227,11 @@ def number(x: float) -> str:
     return f"{x:,.0f}" if float(x).is_integer() and abs(x) < 1e15 else f"{x:.4g}"
 
 
+def ratio(a: float, b: float) -> float:
+    """a / b; NaN, which fails every criterion, where b is 0."""
+    return a / b if b else math.nan
+
+
 def rate_interval(held: int, count: int) -> tuple[float, float]:
     """The 95% interval of a rate, from 0 to 1, of which `held` of `count` independent cases were seen (Wilson 1927)."""
     z = 1.959964

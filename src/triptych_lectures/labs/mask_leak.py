@@ -50,7 +50,7 @@ class MaskLeakLab(Lab):
                 f" {own:.2f} and guessing by the frequency of characters {guess:.2f}.",
                 Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
                 Check("trained and used without it, over that with it", leaky / own, most=0.1),
-                instead="Without the mask the loss does not fall to almost nothing",
+                instead="That one model learns and the one without the mask copies was not seen",
             ),
             clause(
                 f"Given its mask back, as in writing, it has nothing to copy and is at {blind:.2f} nats: the lower loss"
@@ -58,10 +58,10 @@ class MaskLeakLab(Lab):
                 Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
                 Check(
                     "trained without and used with it: gain over guessing by frequency, over that of trained with it",
-                    (guess - blind) / (guess - own),
+                    (guess - blind) / max(guess - own, 1e-9),
                     most=0.5,
                 ),
-                instead="Given its mask back it still predicts",
+                instead="Given its mask back it is not much worse than the model trained with it",
             ),
             clause(
                 f"The model trained with the mask loses {lost - own:.2f} nats when it is taken away: its weights were"

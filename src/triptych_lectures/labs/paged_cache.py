@@ -46,8 +46,9 @@ class PagedCacheLab(Lab):
         whole = self.rows * (self.shared + self.own)
         _, distinct, slots, places = reused.fullest
         texts = [[row.new for row in written.rows] for written in (plain, reused)]
-        inside = self.shared % self.page  # the page in which rows part is shared, and not full
+        inside = int(self.shared % self.page > 0)  # whether the page in which rows part is shared, and not full
         own, spare = self.shared + self.rows * self.own, 2 * self.rows * self.page
+        filled, least = places / (distinct + spare), 1.0 / (1 + spare / distinct)
         conclusion = (
             clause(
                 f"The keys and values of a common beginning are computed once and taken over: {reused.computed:,}"
@@ -64,23 +65,14 @@ class PagedCacheLab(Lab):
                 f" to it (copied: {reused.pages.copies}). Every key read through the pages is the engine's."
                 f" Control: without the copy {careless.wrong:,} keys are another row's.",
                 Check("keys that differ when read through the pages", reused.wrong, most=0),
-                Check("pages copied before a write", reused.pages.copies, self.rows - 1 if inside else 0, self.rows),
-                Check(
-                    "control: keys that differ when pages are not copied before a write",
-                    careless.wrong,
-                    least=1 if inside else 0,
-                ),
-                instead="The pages do not hold the engine's keys",
+                Check("pages copied before a write", reused.pages.copies, inside * (self.rows - 1), self.rows),
+                Check("control: keys that differ when pages are not copied before a write", careless.wrong, inside),
+                instead="That pages hold the engine's keys because they are copied was not seen",
             ),
             clause(
                 f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens"
                 " that are not shared: less than two pages a row are partly empty.",
-                Check(
-                    "places of pages over tokens that differ, and two pages a row",
-                    places / (distinct + spare),
-                    1.0 / (1 + spare / distinct),
-                    1.0,
-                ),
+                Check("places of pages over tokens that differ, and two pages a row", filled, least, 1.0),
                 Check("places of slots over places of pages", slots / places, least=1.5),
                 instead="Pages do not save these places",
             ),

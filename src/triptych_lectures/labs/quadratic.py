@@ -69,7 +69,7 @@ class QuadraticLab(Lab):
         conclusion = (
             self._pairs_clause(flops, nbytes, max(self._differences(ways, noise))),
             self._linear_clause(ways, flops, nbytes),
-            self._groups_clause(flops),
+            self._groups_clause(ways, flops, noise),
             self._layer_clause(layer),
         )
         share = {n: grown / (4 * self.heads * self.resident**2) for n, grown in self._resident(ways, noise).items()}
@@ -102,7 +102,7 @@ class QuadraticLab(Lab):
             self._grow("FLOPs", "fused", flops, SQUARE),
             self._grow("bytes", "fused", nbytes, LINEAR),
             Check("largest difference from the definition under the same mask", difference, most=1e-4),
-            instead="Full and fused attention do not cost this",
+            instead="Full and fused attention do not cost this, or not for the same result",
         )
 
     def _linear_clause(self, ways: Mapping[str, MechanismCost], flops: Measured, nbytes: Measured) -> Clause:
@@ -115,13 +115,16 @@ class QuadraticLab(Lab):
             instead="What leaves pairs out does not grow as T",
         )
 
-    def _groups_clause(self, flops: Measured) -> Clause:
+    def _groups_clause(self, ways: Mapping[str, MechanismCost], flops: Measured, noise: torch.Generator) -> Clause:
         last = self.lengths[-1]
+        shared, own = (self._inputs(SAME, ways[name].groups, noise)[1:] for name in (ONE_GROUP, "fused"))
+        kept = sum(x.nbytes for x in shared) / sum(x.nbytes for x in own)
         return clause(
-            "Heads that share their keys and values have fewer of them to keep, and the same work.",
+            f"Heads that share keys and values have {1 / kept:.0f} times fewer of them to keep, and the same work.",
             self._grow("FLOPs", ONE_GROUP, flops, SQUARE),
             Check(f"{ONE_GROUP}: FLOPs over those of fused", flops[ONE_GROUP][last] / flops["fused"][last], 1.0, 1.0),
-            instead="Sharing keys and values changes the work",
+            Check(f"{ONE_GROUP}: bytes of k and v over those of fused", kept, 1 / self.heads, 1 / self.heads),
+            instead="Sharing keys and values does not save them, or changes the work",
         )
 
     def _layer_clause(self, layer: Measured) -> Clause:

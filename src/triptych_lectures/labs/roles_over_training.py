@@ -117,7 +117,7 @@ class RolesOverTrainingLab(Lab):
                 "Both models first learn the table of what may follow what, which needs no attention:"
                 f" {learned:.0%} of the way or more after a third of the training.",
                 Check("learned of the table after a third of the training, the less of the two", learned, 0.5, 1.1),
-                instead="The table was not learned first",
+                instead="The table alone was not learned first",
             ),
             *_together(deep, score, saved, max(shallow.previous[-1][0])),
             clause(
@@ -125,7 +125,7 @@ class RolesOverTrainingLab(Lab):
                 f" {less:.1f} nats, two layers {saved:.1f}.",
                 Check("one layer: highest score at any step, over two layers' at the end", in_shallow, most=0.5),
                 Check("one layer: what a repetition saves at the end, over two layers'", less / saved, most=0.5),
-                instead="One layer did as two",
+                instead="One layer is not clearly behind two",
             ),
         )
 
@@ -160,20 +160,15 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
     ends with."""
     previous = deep.of_best(deep.previous, 0)
     rise, fall, of_table, before = map(_midway, (score, deep.saved, deep.first, previous))
-    at, ratio = deep.steps, previous[-1] / before_in_shallow
+    at, ratio, share = deep.steps, previous[-1] / before_in_shallow, "share of the training"
     return (
         clause(
             f"Then the loss of what is read again falls: what a repetition saves has come half its way by step"
             f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, does"
             f" so later, by step {at[rise]}, and ends at {score[-1]:.2f}.",
+            Check(f"induction score midway, after what a repetition saves, {share}", (rise - fall) / LOOKS, NEXT, SOON),
             Check(
-                "induction score midway, after what a repetition saves, share of the training",
-                (rise - fall) / LOOKS,
-                NEXT,
-                SOON,
-            ),
-            Check(
-                "what a repetition saves midway, after the loss of the first reading, share of the training",
+                f"what a repetition saves midway, after the loss of the first reading, {share}",
                 (fall - of_table) / LOOKS,
                 least=SOON,
             ),
@@ -187,7 +182,7 @@ def _together(deep: History, score: Sequence[float], saved: float, before_in_sha
             f" {before_in_shallow:.2f}.",
             Check("previous-token score midway, after that of induction", (before - rise) / LOOKS, most=-NEXT),
             Check("previous-token score in the first of two layers, over that of one layer", ratio, least=2.0),
-            instead="No head of the first layer came to read the token before in time",
+            instead="That a head of two layers comes to read the token before, and none of one, was not seen",
         ),
     )
 

@@ -204,14 +204,14 @@ def share_table(title: str, header: tuple[str, str], shares: Mapping[str, float]
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """b of the exponential `y = a e^(bx)` fitted by least squares of the logarithms; NaN when a y is 0."""
-    logs = [math.log(y) if y else -math.inf for y in ys]
+    """b of the exponential `y = a e^(bx)` fitted by least squares of the logarithms; NaN when a y is 0 or less."""
+    logs = [math.log(y) if y > 0 else math.nan for y in ys]
     mx, my = fmean(xs), fmean(logs)
     return sum((x - mx) * (y - my) for x, y in zip(xs, logs, strict=True)) / sum((x - mx) ** 2 for x in xs)
 
 
 def power(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """b of the power law `y = a x^b` fitted by least squares of the logarithms; NaN when a y is 0."""
+    """b of the power law `y = a x^b` fitted by least squares of the logarithms; NaN when a y is 0 or less."""
     return growth([math.log(x) for x in xs], ys)
 
 

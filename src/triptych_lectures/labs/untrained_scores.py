@@ -23,7 +23,7 @@ from triptych.errors import InputError
 from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from .counting import peak_bytes, shortest_seconds
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Ints, Lab, LabResult, Setup, clause, ratio, size
 from .small_models import curve, power
 
 
@@ -39,22 +39,14 @@ class ScalingLab(Lab):
         measured = [self._measure(width, setup.seed) for width in self.widths]
         variances, plain, scaled = zip(*measured, strict=True)
         scales = {"no scale": plain, "1/√d": scaled}
-        columns = ("entropy", "median gradient", "mean gradient", f"gradient below {self.small:g}")
+        names = ("entropy", "median gradient", "mean gradient", f"gradient below {self.small:g}")
+        columns = [f"{name}, {scale}" for name in names for scale in scales]
         table = TableSection(
             f"{self.tokens} tokens, q and k with independent entries of variance 1",
-            (
-                "d",
-                "variance of q·k",
-                "its root",
-                "divided by √d",
-                *(f"{name}, {scale}" for name in columns for scale in scales),
-            ),
+            ("d", "variance of q·k", "its root", "divided by √d", *columns),
             [
-                [
-                    str(d),
-                    *(f"{x:.4g}" for x in (variance, variance**0.5, (variance / d) ** 0.5)),
-                    *(f"{x:.3g}" for of_both in zip(*both, strict=True) for x in of_both),
-                ]
+                [str(d), *(f"{x:.4g}" for x in (variance, variance**0.5, (variance / d) ** 0.5))]
+                + [f"{x:.3g}" for of_both in zip(*both, strict=True) for x in of_both]
                 for d, (variance, *both) in zip(self.widths, measured, strict=True)
             ],
         )
@@ -64,8 +56,10 @@ class ScalingLab(Lab):
         last, most = self.widths[-1], math.log(self.tokens)
         undivided, divided = plain[-1], scaled[-1]
         furthest = max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1))
+        entropy_range, gradient_range = (ratio(max(of), min(of)) for of in list(zip(*scaled, strict=True))[:2])
         share = f"share of queries with a gradient below {self.small:g} at d {last}"
-        ratio = f"gradient at a query, d {last}, without scale over with 1/√d"
+        over_divided = f"gradient at a query, d {last}, without scale over with 1/√d"
+        mean_ratio, few = ratio(undivided.mean, divided.mean), ratio(undivided.gradient, undivided.mean)
         conclusion = (
             clause(
                 "q·k is a sum of d products of variance 1, and its variance is d.",
@@ -78,24 +72,23 @@ class ScalingLab(Lab):
                 f" {undivided.entropy:.2f} nats, of at most {most:.2f}, and {undivided.starved:.0%} of the queries get"
                 f" a gradient below {self.small:g}.",
                 Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
-                Check(f"median {ratio}", undivided.gradient / divided.gradient, most=0.01),
+                Check(f"median {over_divided}", ratio(undivided.gradient, divided.gradient), most=0.01),
                 Check(f"{share}, without scale", undivided.starved, least=0.5),
-                instead="Without the division softmax keeps its gradient",
+                instead="Undivided, softmax did not become a hard choice without a gradient",
             ),
             clause(
                 f"Not all do: a few rows whose best two scores are close keep a large gradient, so the mean is"
-                f" {undivided.mean / divided.mean:.2g} times that with the division, where the median is nearly 0.",
-                Check(f"mean {ratio}", undivided.mean / divided.mean, least=0.1),
-                instead="The mean gradient vanishes too",
+                f" {mean_ratio:.2g} times that with the division, where the median is nearly 0.",
+                Check(f"mean {over_divided}", mean_ratio, least=0.1),
+                Check(f"median over mean gradient at a query, d {last}, without scale", few, most=0.1),
+                instead="That a few rows keep the whole gradient was not seen",
             ),
             clause(
                 f"Divided by √d, entropy and gradient keep their size from d {self.widths[0]} to {last}.",
-                Check("entropy with 1/√d, largest over smallest", _range([x.entropy for x in scaled]), most=1.1),
-                Check(
-                    "median gradient with 1/√d, largest over smallest", _range([x.gradient for x in scaled]), most=2.0
-                ),
+                Check("entropy with 1/√d, largest over smallest", entropy_range, most=1.1),
+                Check("median gradient with 1/√d, largest over smallest", gradient_range, most=2.0),
                 Check(f"{share}, with 1/√d", divided.starved, most=0.01),
-                instead="With the division they depend on d",
+                instead="With the division they do not all keep their size",
             ),
         )
         uniform = {"uniform": math.log(self.tokens)}
@@ -133,10 +126,6 @@ def _softmaxed(q: Tensor, k: Tensor, v: Tensor, scale: float | None, small: floa
     return Softmaxed(entropy, norms.median().item(), norms.mean().item(), starved)
 
 
-def _range(values: Sequence[float]) -> float:
-    return max(values) / min(values)
-
-
 def _entropy(pattern: Tensor) -> float:
     """The mean over its rows, in nats."""
     return float(-torch.special.xlogy(pattern, pattern).sum(-1).mean())
@@ -169,35 +158,33 @@ class AdditiveVsDotLab(Lab):
         limit, reached = self._sharpest(setup.seed)
         plain, added = self._parameters()
         last, before = self.scales[-1], self.scales[-2]
+        formula = f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}"
+        settled = bahdanau[-1] / bahdanau[-2]
         memory, even = nbytes[ADDITIVE][-1] / nbytes[DOT][-1], bahdanau[-2] / math.log(self.tokens)
         conclusion = (
             clause(
                 f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
                 f" it has {added} parameters more than the dot product: the vector w.",
-                Check(
-                    f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
-                    self._formula_error(setup.seed),
-                    most=1e-12,
-                ),
+                Check(formula, self._formula_error(setup.seed), most=1e-12),
                 Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
-                instead="The additive layer is not what its formula says",
+                instead="The additive layer does not have this formula and these parameters",
             ),
             clause(
                 "tanh bounds its scores by the sum of |w|, and so the weight of one key. Keys that saturate every tanh"
                 f" on the right side reach {reached / limit:.1%} of the limit, {limit:.5f} for {self.tokens} keys: a"
                 " hard choice is possible.",
                 Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
-                instead="The limit of one weight is not this one",
+                Check("largest weight of keys built for it, additive", reached, least=0.9),
+                instead="The weight of one key does not come to this limit, or no hard choice is possible",
             ),
             clause(
-                "For random keys, larger inputs do not sharpen the choice without end: the entropy settles at"
-                f" {bahdanau[-1]:.2f} nats, where that of the dot product falls to {abs(dot[-1]):.1g}, the control.",
-                Check(
-                    f"entropy at size {last:g} over that at {before:g}, additive", bahdanau[-1] / bahdanau[-2], 0.9, 1.1
-                ),
-                Check(f"entropy at size {before:g}, additive, over that of even weights", even, least=0.5),
+                "For random keys, larger inputs sharpen the choice to a limit and no further: the entropy settles at"
+                f" {bahdanau[-1]:.2f} nats, {even:.0%} of that of even weights, where that of the dot product, the"
+                f" control, falls to {abs(dot[-1]):.1g}.",
+                Check(f"entropy at size {last:g} over that at {before:g}, additive", settled, 0.9, 1.1),
+                Check(f"entropy at size {before:g}, additive, over that of even weights", even, 0.5, 0.99),
                 Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
-                instead="Saturation does not keep the entropy",
+                instead="The two scores do not differ so in how sharp they become",
             ),
             clause(
                 f"It holds {self.hidden} numbers for each pair, and at {self.lengths[-1]} tokens {memory:.0f} times the"
@@ -277,11 +264,10 @@ class AdditiveVsDotLab(Lab):
             [
                 str(n),
                 *(f"{x:.3f} ms" for x in times),
-                f"{dot / 2**20:.2f} MiB",
-                f"{more / 2**20:.2f} MiB",
-                f"{more / dot:.0f}",
+                *(f"{x / 2**20:.2f} MiB" for x in held),
+                f"{held[1] / held[0]:.0f}",
             ]
-            for n, times, (dot, more) in zip(self.lengths, *both, strict=True)
+            for n, times, held in zip(self.lengths, *both, strict=True)
         ]
         header = ("tokens", *(f"{what}, {name}" for what in ("time", "memory") for name in nbytes), "times the memory")
         title = f"One call: width {self.width}, {self.hidden} hidden units, one head; time is the best of five"
