@@ -186,8 +186,8 @@ class AttentionSteps:
             return ""
         row = (pattern if pattern.dim() == 2 else pattern[self.head])[self.q.focus]
         best = int(row.argmax())
-        who = f" In head {self.head}, " if self.heads > 1 else " "
-        return f"{who}{self.q.labels[self.q.focus]} attends most, {row[best]:.0%}, to {self.k.labels[best]}."
+        who = f" In head {self.head} “" if self.heads > 1 else " “"
+        return f"{who}{self.q.labels[self.q.focus]}” gives its largest weight, {row[best]:.0%}, to “{self.k.labels[best]}”."
 
 
 def _standard(mean: float, variance: float, count: int) -> bool:

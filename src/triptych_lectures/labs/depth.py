@@ -41,7 +41,7 @@ class DepthLab(Lab):
         top = "the last block's gradient grows as depth to the power"
         conclusion = (
             clause(
-                "x + f(x) passes the gradient on whatever f is: with a residual stream the first of"
+                "x + f(x) adds the gradient as it is to what f passes on: with a residual stream the first of"
                 f" {deep} blocks gets {arriving['pre-norm']:.2g} times the gradient of the last under pre-norm and"
                 f" {arriving['post-norm']:.2g} times under post-norm.",
                 Check(f"pre-norm, {over}", arriving["pre-norm"], least=0.5, most=float(deep)),

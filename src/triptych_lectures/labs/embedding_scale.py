@@ -138,8 +138,8 @@ class EmbeddingScaleLab(Lab):
         ids, rows = torch.arange(TOKENS).repeat_interleave(self.length), Rows((self.length,) * TOKENS)
         x = module.decoder.embed(ids, rows)
         normed = module.decoder.blocks[0].attn_norm.pre(x).reshape(TOKENS, self.length, width)
-        token = float((normed.mean(1) - normed.mean((0, 1))).square().sum(-1).mean())
-        shared = float(normed.mean(0).square().sum(-1).mean())
+        token = float(normed.mean(1).var(0).sum())
+        shared = float(normed.mean(0).square().sum(-1).mean()) - token / TOKENS  # a mean holds a part of the variance
         return token / (token + shared)
 
     def _train(self, name: str, scaled: bool, task: GeneratedTask, seed: int) -> TrainedRun:

@@ -109,13 +109,18 @@ class SpeculationLab(Lab):
         rows = [
             [
                 name, f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}", str(one.forwards),
-                f"{one.of_a_row:.1f}", f"{plain.of_a_row / one.of_a_row:.2f}", f"{one.through:,}",
+                f"{one.of_a_row:.1f}", f"{plain.of_a_row / one.of_a_row:.2f}", self.expected(one.rate), f"{one.through:,}",
             ]
             for name, one in runs.items()
         ]  # fmt: skip
-        forwards = "forwards until all are written", "of a row, mean", "times fewer"
+        forwards = "forwards until all are written", "of a row, mean", "times fewer", "expected"
         header = ("", "guesses", "accepted", "rate", *forwards, "tokens through the decoder")
         return self.result(conclusion, (TableSection("Guesses and forwards", header, rows), agreement))
+
+    def expected(self, rate: float) -> str:
+        """Tokens of a forward where each guess is right with the same chance, whatever those before it were: the sum of
+        rate^i for i from 0 to the number of guesses (Leviathan et al. 2023, equation 1)."""
+        return f"{sum(rate**i for i in range(self.tokens + 1)):.2f}"
 
     def model(self, seed: int) -> nn.Transformer:
         """A decoder with random weights, large enough for its choices to differ from place to place."""

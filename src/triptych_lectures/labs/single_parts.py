@@ -18,6 +18,7 @@ from torch import Tensor
 
 from triptych import families, nn, ops, spec
 from triptych.attention import Rows, attend, rope_angles, rotate, sinusoidal
+from triptych.attention.position_biases import t5_bucket
 from triptych.errors import InputError
 from triptych.files import tables_of
 from triptych.generate import Sampling
@@ -164,6 +165,17 @@ class SingleParts(Statements):
             Check("without one, over largest score", without / float(scores.abs().max()), least=0.01),
         )
 
+    def buckets(self) -> Checks:
+        by_hand = {0: 0, -1: 1, -7: 7, -8: 8, -16: 10, -64: 14, -127: 15, -1000: 15, 1: 17, 7: 23, 8: 24, 1000: 31}
+        ours = t5_bucket(torch.tensor([*by_hand])).tolist()
+        causal = t5_bucket(torch.tensor([5, 0, -15, -16, -1000]), bidirectional=False).tolist()
+        return (
+            Check("distances in another bucket than by hand", sum(map(int.__ne__, ours, by_hand.values())), most=0),
+            Check("the same in a decoder", sum(map(int.__ne__, causal, [0, 0, 15, 16, 31])), most=0),
+            Check("buckets of distances 0 to 7", len({*t5_bucket(-torch.arange(8)).tolist()}), 8, 8),
+            Check("buckets of distances 64 to 127", len({*t5_bucket(-torch.arange(64, 128)).tolist()}), 2, 2),
+        )
+
     def activations(self) -> Checks:
         gelu, relu, smooth = (ops.ACTIVATIONS[name] for name in ("gelu", "relu", "gelu_tanh"))
         ones, many = torch.tensor([1.0, -1.0]), torch.linspace(-5, 5, 1001)
@@ -217,9 +229,11 @@ class SingleParts(Statements):
         q, k, v = self.drawn(*[(TOKENS, WIDTH)] * 3)
         visible = torch.ones(TOKENS, TOKENS).tril().bool()
         boolean, bias = attend(q, k, v, mask=spec.dense(visible)), q.new_zeros(TOKENS, TOKENS)
-        infinite, one = (gap(boolean, attend(q, k, v, bias=bias.masked_fill(~visible, -x))) for x in (inf, 1))
+        infinite, large, one = (
+            gap(boolean, attend(q, k, v, bias=bias.masked_fill(~visible, -x))) for x in (inf, 1e9, 1)
+        )
         return (
-            Check("boolean less 0/-∞ mask", infinite, most=1e-12),
+            Check("boolean less 0/-∞ or 0/-1e9 mask", max(infinite, large), most=1e-12),
             Check("boolean less 0/-1 mask", one, least=0.01),
         )
 

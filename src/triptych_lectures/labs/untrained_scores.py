@@ -54,7 +54,7 @@ class ScalingLab(Lab):
             {scale: [max(one[i], 1e-12) for one in of_scale] for scale, of_scale in scales.items()} for i in range(2)
         )
         last, most = self.widths[-1], math.log(self.tokens)
-        undivided, divided = plain[-1], scaled[-1]
+        undivided, divided, early = plain[-1], scaled[-1], ratio(plain[0].gradient, scaled[0].gradient)
         furthest = max((v / d for v, d in zip(variances, self.widths, strict=True)), key=lambda x: abs(x - 1))
         entropy_range, gradient_range = (ratio(max(of), min(of)) for of in list(zip(*scaled, strict=True))[:2])
         share = f"share of queries with a gradient below {self.small:g} at d {last}"
@@ -70,7 +70,8 @@ class ScalingLab(Lab):
             clause(
                 f"Undivided, softmax becomes a hard choice: at d {last} the entropy of a row is"
                 f" {undivided.entropy:.2f} nats, of at most {most:.2f}, and {undivided.starved:.0%} of the queries get"
-                f" a gradient below {self.small:g}.",
+                f" a gradient below {self.small:g}. At d {self.widths[0]} the median one is still {early:.2g} times that"
+                " with the division.",
                 Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
                 Check(f"median {over_divided}", ratio(undivided.gradient, divided.gradient), most=0.01),
                 Check(f"{share}, without scale", undivided.starved, least=0.5),
@@ -196,7 +197,6 @@ class AdditiveVsDotLab(Lab):
         rows = [
             (f"A layer of width {self.width * self.heads}, dot product", f"{plain:,} parameters"),
             ("The same, additive", f"{plain + added:,} parameters"),
-            (f"Queries of width {self.narrow}, keys of {self.wide}", "additive only"),
         ]
         sharpness, uniform = {DOT: dot, ADDITIVE: bahdanau}, {"uniform": math.log(self.tokens)}
         title = "Entropy of a row of attention"
