@@ -108,7 +108,7 @@ class CapacityLab(Lab):
     longest: int = size(16, "symbols of the longest one")
     symbols: int = size(81, "symbols of the table, as many as four places have answers")
     length: int = size(12, "symbols of a row of the other tasks, more than 4", least=HEADS + 1)
-    steps: int = size(450, "training steps")
+    steps: int = size(400, "training steps")
     rows: int = size(32, "rows of a training step")
     tested: int = size(64, "rows that are tested")
 
@@ -150,7 +150,7 @@ class CapacityLab(Lab):
         """One model after training; where answers were shuffled, it is asked for the right ones."""
         source = task.task if isinstance(task, ShuffledTask) else task
         module = _module(source, shape, self.length, seed)
-        budget = TrainingBudget(self.steps, self.rows, 1e-2, 0.05, "linear")
+        budget = TrainingBudget(self.steps, self.rows, 1e-2, 0.05, "linear", "muon")
         learned = generated_tasks.train(module, task, budget, seed).learned
         tests = generated_tasks.held_out_rows(source, self.tested, seed)
         if isinstance(source, FollowerTable):
