@@ -186,7 +186,7 @@ def test_questions_fail_on_exchanged_answers(texts: None, monkeypatch: pytest.Mo
     def exchanged(
         self: questions.QuestionsLab, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int
     ) -> questions.Answered:
-        return answered(self, questions._exchanged(train, np.random.default_rng(9)), held, seed)
+        return answered(self, questions._answered_otherwise(train, np.random.default_rng(9)), held, seed)
 
     monkeypatch.setattr(questions.QuestionsLab, "_answered", exchanged)
     assert not labs.run("questions").passed

@@ -23,6 +23,7 @@ ASKED: dict[Kind, str] = {"who": "who says:", "where": "where is the scene ?"}
 HIDDEN = "_"
 FIRST = 4  # words of a line by which it is looked up
 PERSONS = 3  # of a passage, at least
+WORD = re.compile("[A-Za-z']*[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,13 @@ def questions(
     sources: dict[Kind, list[tuple[list[PlayScene], int]]] = {
         kind: [(scenes, i) for scenes in plays.values() for i in range(kind == "where", len(scenes))] for kind in kinds
     }
-    made: list[PlayQuestion] = []
-    while len(made) < count:
-        kind = kinds[len(made) % len(kinds)]
+    drawn: list[PlayQuestion] = []
+    while len(drawn) < count:
+        kind = kinds[len(drawn) % len(kinds)]
         scenes, i = sources[kind][int(noise.integers(len(sources[kind])))]
         one = _who(scenes[i], noise, sizes) if kind == "who" else _where(scenes[i - 1], scenes[i], noise, sizes)
-        made += [one] if one is not None else []
-    return made
+        drawn += [one] if one is not None else []
+    return drawn
 
 
 def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
@@ -78,21 +79,21 @@ def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQ
     speeches = _drawn(scene, sizes.speeches, noise)
     if len({one.speaker for one in speeches}) < PERSONS:
         return None
-    asked = int(noise.integers(len(speeches)))
-    lines = _shared_lines(speeches[asked])
+    chosen = int(noise.integers(len(speeches)))
+    lines = _shared_lines(speeches[chosen])
     if not lines:
         return None
     at, folio = lines[int(noise.integers(len(lines)))]
     quoted = folio.split()[: int(noise.integers(sizes.quoted[0], sizes.quoted[1] + 1))]
-    spoken = set(words(" ".join(speeches[asked].words)))
+    spoken = set(words(" ".join(speeches[chosen].words)))
     alike = [spoken.issuperset(words(word)) for word in quoted]  # spelled as in the passage: these are hidden first
     order = sorted(range(len(quoted)), key=lambda i: (not alike[i], noise.random()))
     hidden = set(order[: round(len(quoted) / 3)])
     question = [ASKED["who"], *(HIDDEN if i in hidden else word for i, word in enumerate(quoted))]
     before = max(0, at - int(noise.integers(sizes.words - sizes.quoted[1] + 1)))  # words of the speech before the line
-    begins = [before if i == asked else 0 for i in range(len(speeches))]
+    begins = [before if i == chosen else 0 for i in range(len(speeches))]
     parts = [_shown(one, begin, sizes) for one, begin in zip(speeches, begins, strict=True)]
-    return _question("who", " ".join(question), parts, [one.speaker for one in speeches], asked, scene.play)
+    return _question("who", " ".join(question), parts, [one.speaker for one in speeches], chosen, scene.play)
 
 
 def _where(before: PlayScene, scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
@@ -101,22 +102,22 @@ def _where(before: PlayScene, scene: PlayScene, noise: np.random.Generator, size
     place = re.split(r"[.,;:]", scene.heading)[0].strip()
     if not place or place.lower() == "the same":
         return None
-    asked = int(noise.integers(sizes.speeches))
-    speeches = (*_drawn(before, asked, noise), *_drawn(scene, sizes.speeches - asked, noise))
-    if len({one.speaker for one in speeches}) < PERSONS or len(before.speeches) < asked:
+    chosen = int(noise.integers(sizes.speeches))
+    speeches = (*_drawn(before, chosen, noise), *_drawn(scene, sizes.speeches - chosen, noise))
+    if len({one.speaker for one in speeches}) < PERSONS or len(before.speeches) < chosen:
         return None
     parts = [_shown(one, 0, sizes) for one in speeches]
     answers = [one.speaker for one in speeches]
-    parts.insert(asked, scene.heading.rstrip(".") + ".")
-    answers.insert(asked, place)
-    return _question("where", ASKED["where"], parts, answers, asked, scene.play)
+    parts.insert(chosen, scene.heading.rstrip(".") + ".")
+    answers.insert(chosen, place)
+    return _question("where", ASKED["where"], parts, answers, chosen, scene.play)
 
 
 def _question(
-    kind: Kind, question: str, parts: Sequence[str], answers: Sequence[str], asked: int, play: str
+    kind: Kind, question: str, parts: Sequence[str], answers: Sequence[str], chosen: int, play: str
 ) -> PlayQuestion:
-    start = sum(len(part) + 1 for part in parts[:asked])
-    return PlayQuestion(kind, question, " ".join(parts), answers[asked], start, tuple(parts), tuple(answers), play)
+    start = sum(len(part) + 1 for part in parts[:chosen])
+    return PlayQuestion(kind, question, " ".join(parts), answers[chosen], start, tuple(parts), tuple(answers), play)
 
 
 def _drawn(scene: PlayScene, count: int, noise: np.random.Generator) -> tuple[PlaySpeech, ...]:
@@ -132,11 +133,11 @@ def _shown(speech: PlaySpeech, begin: int, sizes: Passages) -> str:
 @cache
 def _lines() -> dict[tuple[str, ...], list[tuple[list[str], str]]]:
     """The lines that both editions have, by their first words: the words of the modern one, and the folio."""
-    found: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
+    lines: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
     for folio, modern in (pair for side in shakespeare.parallel_split() for pair in side):
         folded = words(modern)
-        found.setdefault(tuple(folded[:FIRST]), []).append((folded, folio))
-    return found
+        lines.setdefault(tuple(folded[:FIRST]), []).append((folded, folio))
+    return lines
 
 
 @cache
@@ -157,28 +158,59 @@ def answered_by(one: PlayQuestion, part: int) -> PlayQuestion:
     return _question(one.kind, one.question, one.parts, one.answers, part, one.play)
 
 
-def by_words(asked: Sequence[PlayQuestion]) -> list[str]:
+def with_other_words(train: Sequence[PlayQuestion], noise: np.random.Generator, share: float) -> list[PlayQuestion]:
+    """The questions with this share of the different words of each exchanged for words of the same form, drawn from all
+    of them: in capitals, with one capital, or without.  There are few scenes, and what a place or a person is called in
+    one play says nothing of another."""
+    pools: dict[tuple[bool, bool], list[str]] = {}
+    for word in sorted({word for one in train for word in WORD.findall(one.context)}):
+        pools.setdefault(_form(word), []).append(word)
+
+    def exchanged(one: PlayQuestion) -> PlayQuestion:
+        others: dict[str, str] = {}
+
+        def other(match: re.Match[str]) -> str:
+            word = match[0]
+            if word not in others:
+                pool = pools.get(_form(word), [word])
+                others[word] = pool[int(noise.integers(len(pool)))] if noise.random() < share else word
+            return others[word]
+
+        answers = [WORD.sub(other, answer) for answer in one.answers]
+        rests = [WORD.sub(other, part[len(old) :]) for part, old in zip(one.parts, one.answers, strict=True)]
+        parts = [answer + rest for answer, rest in zip(answers, rests, strict=True)]
+        quoted = WORD.sub(other, one.question.removeprefix(ASKED[one.kind]))
+        return _question(one.kind, ASKED[one.kind] + quoted, parts, answers, _part(one), one.play)
+
+    return list(map(exchanged, train))
+
+
+def _form(word: str) -> tuple[bool, bool]:
+    return word[0].isupper(), word[1:].isupper()
+
+
+def by_words(held: Sequence[PlayQuestion]) -> list[str]:
     """A search: the answer of the part with the most different words of the question, the first of several."""
-    found = []
-    for one in asked:
+    answers = []
+    for one in held:
         wanted = set(words(one.question)) - (set(words(ASKED["who"])) if one.kind == "who" else set())
-        found.append(one.answers[int(np.argmax([len(wanted & set(words(part))) for part in one.parts]))])
-    return found
+        answers.append(one.answers[int(np.argmax([len(wanted & set(words(part))) for part in one.parts]))])
+    return answers
 
 
-def commonest(asked: Sequence[PlayQuestion]) -> list[str]:
+def commonest(held: Sequence[PlayQuestion]) -> list[str]:
     """The answer that the most parts of the passage have, the first of several."""
-    return [Counter(one.answers).most_common(1)[0][0] for one in asked]
+    return [Counter(one.answers).most_common(1)[0][0] for one in held]
 
 
-def by_bag(train: Sequence[PlayQuestion], asked: Sequence[PlayQuestion]) -> list[str]:
+def by_bag(train: Sequence[PlayQuestion], held: Sequence[PlayQuestion]) -> list[str]:
     """A bag of words: which part of the passage answers, the first, the second and so on, as a logistic regression on
     the words of the question and of the passage has it, fitted to the training questions."""
-    texts = [[f"{one.kind} {one.question} {one.context}" for one in side] for side in (train, asked)]
+    texts = [[f"{one.kind} {one.question} {one.context}" for one in side] for side in (train, held)]
     right = np.array([_part(one) for one in train])
     count = int(right.max()) + 1
     guesses = metrics.bag_of_words(texts[0], right, texts[1], count)
-    return [one.answers[min(int(guess), len(one.answers) - 1)] for one, guess in zip(asked, guesses, strict=True)]
+    return [one.answers[min(int(guess), len(one.answers) - 1)] for one, guess in zip(held, guesses, strict=True)]
 
 
 def _part(one: PlayQuestion) -> int:

@@ -33,13 +33,14 @@ class QuestionsLab(Lab):
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8)
     layers: int = size(2, "its blocks", full=3)
     tokens: int = size(1000, "tokens of its vocabulary", full=2000)
-    steps: int = size(220, "training steps", full=3000)
-    rows: int = size(20, "questions of a training step", full=32)
+    steps: int = size(400, "training steps", full=3000)
+    rows: int = size(10, "questions of a training step", full=32)
     kinds: str = size("where", "kinds of questions: who, where, or both with a comma between", full="who,where")
-    trained: int = size(6000, "questions to train on", full=40_000)
+    trained: int = size(4000, "questions to train on", full=40_000)
     held: int = size(300, "questions on held-out plays", full=600)
     speeches: int = size(4, "speeches of a passage, 3 or more", least=3)
     words: int = size(8, "words of a speech that are shown, 8 or more", least=8, full=10)
+    exchanged: float = size(0.3, "share of a training question's words that are exchanged for others", most=1)
 
     def __post_init__(self) -> None:
         if not set(self.kinds.split(",")) <= set(ASKED):
@@ -59,7 +60,7 @@ class QuestionsLab(Lab):
         setup.progress(f"training an encoder: {self.steps} steps")
         ours, losses = self._answered(train, held, setup.seed)
         setup.progress("the control: answers of other questions")
-        control, _ = self._answered(_exchanged(train, noise), held, setup.seed)
+        control, _ = self._answered(_answered_otherwise(train, noise), held, setup.seed)
         setup.progress("what is not trained")
         answers = {
             ENCODER: ours,
@@ -68,7 +69,7 @@ class QuestionsLab(Lab):
             SEARCH: play_questions.by_words(held),
             CONTROL: control,
         }
-        right = {name: {kind: _right(held, given, kind) for kind in self._kinds} for name, given in answers.items()}
+        right = {name: {kind: _right(held, own, kind) for kind in self._kinds} for name, own in answers.items()}
         quoted = f" Lines asked for are quoted in the First Folio's spelling, a third of their words hidden ({HIDDEN})."
         quoted = quoted if "who" in self._kinds else ""
         remarks = (
@@ -82,11 +83,12 @@ class QuestionsLab(Lab):
     def _answered(self, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int) -> Answered:
         """The answers of a new encoder to the questions of `held`."""
         length = 3 * (self.words + 4) * (self.speeches + 1)
-        known, new = ([one.record for one in side] for side in (train, held))
+        drawn = play_questions.with_other_words(train, np.random.default_rng(seed), self.exchanged)
+        known, new = ([one.record for one in side] for side in (drawn, held))
         done = trained(known, new, "spans", vars(self), seed, length)
         spans = groupby(done.rows, key=lambda row: row[0].number)
-        found = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
-        return [found[i].strip(" .,;:") for i in range(len(held))], done.losses
+        best = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
+        return [best[i].strip(" .,;:") for i in range(len(held))], done.losses
 
     def _conclusion(self, right: Right) -> Conclusion:
         plain = [name for name in right if name not in (ENCODER, CONTROL)]
@@ -146,12 +148,12 @@ Right = Mapping[str, Mapping[Kind, float]]  # the shares of right answers
 Answered = tuple[list[str], Points]  # answers to questions, and the losses of training
 
 
-def _right(asked: Sequence[PlayQuestion], given: Sequence[str], kind: Kind) -> float:
+def _right(held: Sequence[PlayQuestion], answers: Sequence[str], kind: Kind) -> float:
     """The share of the questions of a kind whose answer is the same text."""
-    pairs = [(one.answer, text) for one, text in zip(asked, given, strict=True) if one.kind == kind]
+    pairs = [(one.answer, text) for one, text in zip(held, answers, strict=True) if one.kind == kind]
     return fmean(text == answer for answer, text in pairs)
 
 
-def _exchanged(asked: Sequence[PlayQuestion], noise: np.random.Generator) -> list[PlayQuestion]:
+def _answered_otherwise(train: Sequence[PlayQuestion], noise: np.random.Generator) -> list[PlayQuestion]:
     """The questions with the answer of another part of the passage, drawn at random."""
-    return [play_questions.answered_by(one, int(noise.integers(len(one.parts)))) for one in asked]
+    return [play_questions.answered_by(one, int(noise.integers(len(one.parts)))) for one in train]
