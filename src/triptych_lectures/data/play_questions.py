@@ -1,12 +1,12 @@
 """Questions whose answers are spans of passages of the plays: who says a line, and where a scene is.
 
 A passage has some speeches in a row by at least three persons.  The line asked for is quoted in the First Folio's
-spelling, of a passage in modern spelling, and a third of its words are hidden.
+spelling, of a passage in modern spelling, and its words that both spell alike are hidden.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -21,6 +21,7 @@ from .play_scenes import PlayScene, PlaySpeech
 Kind = Literal["who", "where"]
 ASKED: dict[Kind, str] = {"who": "who says:", "where": "where is the scene ?"}
 HIDDEN = "_"
+SHOWN = 2  # words of a line that are not hidden, at least
 FIRST = 4  # words of a line by which it is looked up
 PERSONS = 3  # of a passage, at least
 WORD = re.compile("[A-Za-z']*[A-Za-z]")
@@ -75,7 +76,8 @@ def questions(
 
 
 def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
-    """A passage of the scene, and a line of it; None where it has too few persons or both editions share no line."""
+    """A passage of the scene, and a line of it; None where it has too few persons, or no line of both editions or too
+    few words of it that they spell differently."""
     speeches = _drawn(scene, sizes.speeches, noise)
     if len({one.speaker for one in speeches}) < PERSONS:
         return None
@@ -86,10 +88,10 @@ def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQ
     at, folio = lines[int(noise.integers(len(lines)))]
     quoted = folio.split()[: int(noise.integers(sizes.quoted[0], sizes.quoted[1] + 1))]
     spoken = set(words(" ".join(speeches[chosen].words)))
-    alike = [spoken.issuperset(words(word)) for word in quoted]  # spelled as in the passage: these are hidden first
-    order = sorted(range(len(quoted)), key=lambda i: (not alike[i], noise.random()))
-    hidden = set(order[: round(len(quoted) / 3)])
-    question = [ASKED["who"], *(HIDDEN if i in hidden else word for i, word in enumerate(quoted))]
+    hidden = [spoken.issuperset(words(word)) for word in quoted]
+    if hidden.count(False) < SHOWN:
+        return None
+    question = [ASKED["who"], *(HIDDEN if alike else word for word, alike in zip(quoted, hidden, strict=True))]
     before = max(0, at - int(noise.integers(sizes.words - sizes.quoted[1] + 1)))  # words of the speech before the line
     begins = [before if i == chosen else 0 for i in range(len(speeches))]
     parts = [_shown(one, begin, sizes) for one, begin in zip(speeches, begins, strict=True)]
@@ -159,9 +161,9 @@ def answered_by(one: PlayQuestion, part: int) -> PlayQuestion:
 
 
 def with_other_words(train: Sequence[PlayQuestion], noise: np.random.Generator, share: float) -> list[PlayQuestion]:
-    """The questions with this share of the different words of each exchanged for words of the same form, drawn from all
-    of them: in capitals, with one capital, or without.  There are few scenes, and what a place or a person is called in
-    one play says nothing of another."""
+    """The questions with this share of the different words of each passage exchanged for others of the same form: in
+    capitals, with one capital, or without.  There are few scenes, and their places would be learned by heart.  Where a
+    line is asked for, only words in capitals are exchanged, which are the speakers."""
     pools: dict[tuple[bool, bool], list[str]] = {}
     for word in sorted({word for one in train for word in WORD.findall(one.context)}):
         pools.setdefault(_form(word), []).append(word)
@@ -170,17 +172,14 @@ def with_other_words(train: Sequence[PlayQuestion], noise: np.random.Generator, 
         others: dict[str, str] = {}
 
         def other(match: re.Match[str]) -> str:
-            word = match[0]
-            if word not in others:
-                pool = pools.get(_form(word), [word])
-                others[word] = pool[int(noise.integers(len(pool)))] if noise.random() < share else word
-            return others[word]
+            word, pool = match[0], pools[_form(match[0])]
+            stays = noise.random() >= share or (one.kind == "who" and not word[1:].isupper())
+            return others.setdefault(word, word if stays else pool[int(noise.integers(len(pool)))])
 
         answers = [WORD.sub(other, answer) for answer in one.answers]
         rests = [WORD.sub(other, part[len(old) :]) for part, old in zip(one.parts, one.answers, strict=True)]
         parts = [answer + rest for answer, rest in zip(answers, rests, strict=True)]
-        quoted = WORD.sub(other, one.question.removeprefix(ASKED[one.kind]))
-        return _question(one.kind, ASKED[one.kind] + quoted, parts, answers, _part(one), one.play)
+        return _question(one.kind, one.question, parts, answers, _part(one), one.play)
 
     return list(map(exchanged, train))
 
@@ -189,12 +188,17 @@ def _form(word: str) -> tuple[bool, bool]:
     return word[0].isupper(), word[1:].isupper()
 
 
-def by_words(held: Sequence[PlayQuestion]) -> list[str]:
-    """A search: the answer of the part with the most different words of the question, the first of several."""
+def letters(text: str) -> list[str]:
+    """Every three characters in a row of its words, with their ends."""
+    return [word[i : i + 3] for word in (f"^{one}$" for one in words(text)) for i in range(len(word) - 2)]
+
+
+def by_search(held: Sequence[PlayQuestion], pieces: Callable[[str], Iterable[str]] = words) -> list[str]:
+    """A search: the answer of the part with the most different pieces of the question, the first of several."""
     answers = []
     for one in held:
-        wanted = set(words(one.question)) - (set(words(ASKED["who"])) if one.kind == "who" else set())
-        answers.append(one.answers[int(np.argmax([len(wanted & set(words(part))) for part in one.parts]))])
+        wanted = set(pieces(one.question.removeprefix(ASKED["who"])))
+        answers.append(one.answers[int(np.argmax([len(wanted.intersection(pieces(part))) for part in one.parts]))])
     return answers
 
 
