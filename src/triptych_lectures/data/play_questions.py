@@ -60,9 +60,15 @@ class PlayQuestion:
 
 
 def questions(
-    plays: dict[str, list[PlayScene]], count: int, noise: np.random.Generator, sizes: Passages, kinds: Sequence[Kind]
+    plays: dict[str, list[PlayScene]],
+    count: int,
+    noise: np.random.Generator,
+    sizes: Passages,
+    kinds: Sequence[Kind],
+    hide: float = 1.0,
 ) -> list[PlayQuestion]:
-    """So many new questions, of each kind as many, each from a passage drawn at random."""
+    """So many new questions, of each kind as many, each from a passage drawn at random; of a line, a word that both
+    editions spell alike is hidden with the probability `hide`."""
     sources: dict[Kind, list[tuple[list[PlayScene], int]]] = {
         kind: [(scenes, i) for scenes in plays.values() for i in range(kind == "where", len(scenes))] for kind in kinds
     }
@@ -70,12 +76,12 @@ def questions(
     while len(drawn) < count:
         kind = kinds[len(drawn) % len(kinds)]
         scenes, i = sources[kind][int(noise.integers(len(sources[kind])))]
-        one = _who(scenes[i], noise, sizes) if kind == "who" else _where(scenes[i - 1], scenes[i], noise, sizes)
+        one = _who(scenes[i], noise, sizes, hide) if kind == "who" else _where(scenes[i - 1], scenes[i], noise, sizes)
         drawn += [one] if one is not None else []
     return drawn
 
 
-def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
+def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages, hide: float) -> PlayQuestion | None:
     """A passage of the scene, and a line of it; None where it has too few persons, or no line of both editions or too
     few words of it that they spell differently."""
     speeches = _drawn(scene, sizes.speeches, noise)
@@ -88,7 +94,7 @@ def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQ
     at, folio = lines[int(noise.integers(len(lines)))]
     quoted = folio.split()[: int(noise.integers(sizes.quoted[0], sizes.quoted[1] + 1))]
     spoken = set(words(" ".join(speeches[chosen].words)))
-    hidden = [spoken.issuperset(words(word)) for word in quoted]
+    hidden = [spoken.issuperset(words(word)) and noise.random() < hide for word in quoted]
     if hidden.count(False) < SHOWN:
         return None
     question = [ASKED["who"], *(HIDDEN if alike else word for word, alike in zip(quoted, hidden, strict=True))]
@@ -163,7 +169,7 @@ def answered_by(one: PlayQuestion, part: int) -> PlayQuestion:
 def with_other_words(train: Sequence[PlayQuestion], noise: np.random.Generator, share: float) -> list[PlayQuestion]:
     """The questions with this share of the different words of each passage exchanged for others of the same form: in
     capitals, with one capital, or without.  There are few scenes, and their places would be learned by heart.  Where a
-    line is asked for, only words in capitals are exchanged, which are the speakers."""
+    line is asked for, all words in capitals are exchanged, which are the speakers, and no others."""
     pools: dict[tuple[bool, bool], list[str]] = {}
     for word in sorted({word for one in train for word in WORD.findall(one.context)}):
         pools.setdefault(_form(word), []).append(word)
@@ -173,7 +179,7 @@ def with_other_words(train: Sequence[PlayQuestion], noise: np.random.Generator, 
 
         def other(match: re.Match[str]) -> str:
             word, pool = match[0], pools[_form(match[0])]
-            stays = noise.random() >= share or (one.kind == "who" and not word[1:].isupper())
+            stays = not word[1:].isupper() if one.kind == "who" else noise.random() >= share
             return others.setdefault(word, word if stays else pool[int(noise.integers(len(pool)))])
 
         answers = [WORD.sub(other, answer) for answer in one.answers]
