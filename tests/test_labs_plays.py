@@ -52,8 +52,34 @@ def test_a_heading_stands_between_the_speeches_of_two_scenes() -> None:
 
 
 def test_the_search_takes_the_part_with_most_words_of_the_question() -> None:
-    assert play_questions.by_words([WHO]) == ["B"]
+    assert play_questions.by_search([WHO]) == ["B"]
     assert play_questions.commonest([WHO]) == ["A"]
+
+
+def test_a_search_by_letters_sees_other_spellings() -> None:
+    spelled = asked(f"{ASKED['who']} {HIDDEN} snowe fallen", FIRE, ("A", "B", "A"), 1)
+    assert play_questions.by_search([spelled]) == ["A"]
+    assert play_questions.by_search([spelled], play_questions.letters) == ["B"]
+
+
+def test_other_words_have_the_same_form_and_the_answer_stays_in_its_place() -> None:
+    noise = np.random.default_rng(0)
+    train = play_questions.questions({"a_play": SCENES}, 40, noise, Passages(4, 8), ["where"])
+    assert play_questions.with_other_words(train, noise, 0.0) == train
+    others = play_questions.with_other_words(train, noise, 1.0)
+    assert len({one.answer for one in others}) > 1
+    for one, other in zip(train, others, strict=True):
+        assert other.context[other.start :].startswith(f"{other.answer}. ")
+        assert play_questions._part(other) == play_questions._part(one)
+        for old, new in zip(one.context.split(), other.context.split(), strict=True):
+            assert (old[0].isupper(), old[1:].isupper()) == (new[0].isupper(), new[1:].isupper())
+
+
+def test_of_a_line_only_speakers_are_exchanged() -> None:
+    capitals = asked(WHO.question, ("ANN. the fire", "BOB. the snow falls", "ANN. a wind"), ("ANN", "BOB", "ANN"), 1)
+    (other,) = play_questions.with_other_words([capitals], np.random.default_rng(1), 1.0)
+    assert (other.question, other.context.lower().split()[1:3]) == (capitals.question, ["the", "fire"])
+    assert {*other.answers} <= {"ANN", "BOB"}
 
 
 def test_an_exchanged_answer_stands_where_it_says() -> None:
@@ -87,7 +113,8 @@ def test_questions_of_plays_are_as_they_say(texts: None) -> None:
         assert len(speakers) >= play_questions.PERSONS
         if one.kind == "who":
             quoted = one.question.removeprefix(ASKED["who"]).split()
-            assert quoted.count(HIDDEN) == round(len(quoted) / 3)
+            assert len(quoted) - quoted.count(HIDDEN) >= play_questions.SHOWN
+            assert not set(words(" ".join(quoted))) <= set(words(one.parts[play_questions._part(one)]))
     assert any(set(words(one.question)) - set(words(one.context)) - {"who", "says"} for one in made)  # other spelling
 
 
@@ -167,7 +194,7 @@ def test_questions_pass_only_where_the_encoder_is_ahead(
     ) -> questions.Answered:
         if not next(given):  # the control
             return [""] * len(held), []
-        found = [one.answer for one in held] if answers == "right" else play_questions.by_words(held)
+        found = [one.answer for one in held] if answers == "right" else play_questions.by_search(held)
         return found, [(1.0, 1.0)]
 
     monkeypatch.setattr(questions.QuestionsLab, "_answered", stub)
@@ -186,7 +213,7 @@ def test_questions_fail_on_exchanged_answers(texts: None, monkeypatch: pytest.Mo
     def exchanged(
         self: questions.QuestionsLab, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int
     ) -> questions.Answered:
-        return answered(self, questions._exchanged(train, np.random.default_rng(9)), held, seed)
+        return answered(self, questions._answered_otherwise(train, np.random.default_rng(9)), held, seed)
 
     monkeypatch.setattr(questions.QuestionsLab, "_answered", exchanged)
     assert not labs.run("questions").passed

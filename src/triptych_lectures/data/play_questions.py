@@ -1,12 +1,12 @@
 """Questions whose answers are spans of passages of the plays: who says a line, and where a scene is.
 
 A passage has some speeches in a row by at least three persons.  The line asked for is quoted in the First Folio's
-spelling, of a passage in modern spelling, and a third of its words are hidden.
+spelling, of a passage in modern spelling, and its words that both spell alike are hidden.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -21,8 +21,10 @@ from .play_scenes import PlayScene, PlaySpeech
 Kind = Literal["who", "where"]
 ASKED: dict[Kind, str] = {"who": "who says:", "where": "where is the scene ?"}
 HIDDEN = "_"
+SHOWN = 2  # words of a line that are not hidden, at least
 FIRST = 4  # words of a line by which it is looked up
 PERSONS = 3  # of a passage, at least
+WORD = re.compile("[A-Za-z']*[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -58,41 +60,48 @@ class PlayQuestion:
 
 
 def questions(
-    plays: dict[str, list[PlayScene]], count: int, noise: np.random.Generator, sizes: Passages, kinds: Sequence[Kind]
+    plays: dict[str, list[PlayScene]],
+    count: int,
+    noise: np.random.Generator,
+    sizes: Passages,
+    kinds: Sequence[Kind],
+    hide: float = 1.0,
 ) -> list[PlayQuestion]:
-    """So many new questions, of each kind as many, each from a passage drawn at random."""
+    """So many new questions, of each kind as many, each from a passage drawn at random; of a line, a word that both
+    editions spell alike is hidden with the probability `hide`."""
     sources: dict[Kind, list[tuple[list[PlayScene], int]]] = {
         kind: [(scenes, i) for scenes in plays.values() for i in range(kind == "where", len(scenes))] for kind in kinds
     }
-    made: list[PlayQuestion] = []
-    while len(made) < count:
-        kind = kinds[len(made) % len(kinds)]
+    drawn: list[PlayQuestion] = []
+    while len(drawn) < count:
+        kind = kinds[len(drawn) % len(kinds)]
         scenes, i = sources[kind][int(noise.integers(len(sources[kind])))]
-        one = _who(scenes[i], noise, sizes) if kind == "who" else _where(scenes[i - 1], scenes[i], noise, sizes)
-        made += [one] if one is not None else []
-    return made
+        one = _who(scenes[i], noise, sizes, hide) if kind == "who" else _where(scenes[i - 1], scenes[i], noise, sizes)
+        drawn += [one] if one is not None else []
+    return drawn
 
 
-def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
-    """A passage of the scene, and a line of it; None where it has too few persons or both editions share no line."""
+def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages, hide: float) -> PlayQuestion | None:
+    """A passage of the scene, and a line of it; None where it has too few persons, or no line of both editions or too
+    few words of it that they spell differently."""
     speeches = _drawn(scene, sizes.speeches, noise)
     if len({one.speaker for one in speeches}) < PERSONS:
         return None
-    asked = int(noise.integers(len(speeches)))
-    lines = _shared_lines(speeches[asked])
+    chosen = int(noise.integers(len(speeches)))
+    lines = _shared_lines(speeches[chosen])
     if not lines:
         return None
     at, folio = lines[int(noise.integers(len(lines)))]
     quoted = folio.split()[: int(noise.integers(sizes.quoted[0], sizes.quoted[1] + 1))]
-    spoken = set(words(" ".join(speeches[asked].words)))
-    alike = [spoken.issuperset(words(word)) for word in quoted]  # spelled as in the passage: these are hidden first
-    order = sorted(range(len(quoted)), key=lambda i: (not alike[i], noise.random()))
-    hidden = set(order[: round(len(quoted) / 3)])
-    question = [ASKED["who"], *(HIDDEN if i in hidden else word for i, word in enumerate(quoted))]
+    spoken = set(words(" ".join(speeches[chosen].words)))
+    hidden = [spoken.issuperset(words(word)) and noise.random() < hide for word in quoted]
+    if hidden.count(False) < SHOWN:
+        return None
+    question = [ASKED["who"], *(HIDDEN if alike else word for word, alike in zip(quoted, hidden, strict=True))]
     before = max(0, at - int(noise.integers(sizes.words - sizes.quoted[1] + 1)))  # words of the speech before the line
-    begins = [before if i == asked else 0 for i in range(len(speeches))]
+    begins = [before if i == chosen else 0 for i in range(len(speeches))]
     parts = [_shown(one, begin, sizes) for one, begin in zip(speeches, begins, strict=True)]
-    return _question("who", " ".join(question), parts, [one.speaker for one in speeches], asked, scene.play)
+    return _question("who", " ".join(question), parts, [one.speaker for one in speeches], chosen, scene.play)
 
 
 def _where(before: PlayScene, scene: PlayScene, noise: np.random.Generator, sizes: Passages) -> PlayQuestion | None:
@@ -101,22 +110,22 @@ def _where(before: PlayScene, scene: PlayScene, noise: np.random.Generator, size
     place = re.split(r"[.,;:]", scene.heading)[0].strip()
     if not place or place.lower() == "the same":
         return None
-    asked = int(noise.integers(sizes.speeches))
-    speeches = (*_drawn(before, asked, noise), *_drawn(scene, sizes.speeches - asked, noise))
-    if len({one.speaker for one in speeches}) < PERSONS or len(before.speeches) < asked:
+    chosen = int(noise.integers(sizes.speeches))
+    speeches = (*_drawn(before, chosen, noise), *_drawn(scene, sizes.speeches - chosen, noise))
+    if len({one.speaker for one in speeches}) < PERSONS or len(before.speeches) < chosen:
         return None
     parts = [_shown(one, 0, sizes) for one in speeches]
     answers = [one.speaker for one in speeches]
-    parts.insert(asked, scene.heading.rstrip(".") + ".")
-    answers.insert(asked, place)
-    return _question("where", ASKED["where"], parts, answers, asked, scene.play)
+    parts.insert(chosen, scene.heading.rstrip(".") + ".")
+    answers.insert(chosen, place)
+    return _question("where", ASKED["where"], parts, answers, chosen, scene.play)
 
 
 def _question(
-    kind: Kind, question: str, parts: Sequence[str], answers: Sequence[str], asked: int, play: str
+    kind: Kind, question: str, parts: Sequence[str], answers: Sequence[str], chosen: int, play: str
 ) -> PlayQuestion:
-    start = sum(len(part) + 1 for part in parts[:asked])
-    return PlayQuestion(kind, question, " ".join(parts), answers[asked], start, tuple(parts), tuple(answers), play)
+    start = sum(len(part) + 1 for part in parts[:chosen])
+    return PlayQuestion(kind, question, " ".join(parts), answers[chosen], start, tuple(parts), tuple(answers), play)
 
 
 def _drawn(scene: PlayScene, count: int, noise: np.random.Generator) -> tuple[PlaySpeech, ...]:
@@ -132,11 +141,11 @@ def _shown(speech: PlaySpeech, begin: int, sizes: Passages) -> str:
 @cache
 def _lines() -> dict[tuple[str, ...], list[tuple[list[str], str]]]:
     """The lines that both editions have, by their first words: the words of the modern one, and the folio."""
-    found: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
+    lines: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
     for folio, modern in (pair for side in shakespeare.parallel_split() for pair in side):
         folded = words(modern)
-        found.setdefault(tuple(folded[:FIRST]), []).append((folded, folio))
-    return found
+        lines.setdefault(tuple(folded[:FIRST]), []).append((folded, folio))
+    return lines
 
 
 @cache
@@ -157,28 +166,61 @@ def answered_by(one: PlayQuestion, part: int) -> PlayQuestion:
     return _question(one.kind, one.question, one.parts, one.answers, part, one.play)
 
 
-def by_words(asked: Sequence[PlayQuestion]) -> list[str]:
-    """A search: the answer of the part with the most different words of the question, the first of several."""
-    found = []
-    for one in asked:
-        wanted = set(words(one.question)) - (set(words(ASKED["who"])) if one.kind == "who" else set())
-        found.append(one.answers[int(np.argmax([len(wanted & set(words(part))) for part in one.parts]))])
-    return found
+def with_other_words(train: Sequence[PlayQuestion], noise: np.random.Generator, share: float) -> list[PlayQuestion]:
+    """The questions with this share of the different words of each passage exchanged for others of the same form: in
+    capitals, with one capital, or without.  There are few scenes, and their places would be learned by heart.  Where a
+    line is asked for, all words in capitals are exchanged, which are the speakers, and no others."""
+    pools: dict[tuple[bool, bool], list[str]] = {}
+    for word in sorted({word for one in train for word in WORD.findall(one.context)}):
+        pools.setdefault(_form(word), []).append(word)
+
+    def exchanged(one: PlayQuestion) -> PlayQuestion:
+        others: dict[str, str] = {}
+
+        def other(match: re.Match[str]) -> str:
+            word, pool = match[0], pools[_form(match[0])]
+            stays = not word[1:].isupper() if one.kind == "who" else noise.random() >= share
+            return others.setdefault(word, word if stays else pool[int(noise.integers(len(pool)))])
+
+        answers = [WORD.sub(other, answer) for answer in one.answers]
+        rests = [WORD.sub(other, part[len(old) :]) for part, old in zip(one.parts, one.answers, strict=True)]
+        parts = [answer + rest for answer, rest in zip(answers, rests, strict=True)]
+        return _question(one.kind, one.question, parts, answers, _part(one), one.play)
+
+    return list(map(exchanged, train))
 
 
-def commonest(asked: Sequence[PlayQuestion]) -> list[str]:
+def _form(word: str) -> tuple[bool, bool]:
+    return word[0].isupper(), word[1:].isupper()
+
+
+def letters(text: str) -> list[str]:
+    """Every three characters in a row of its words, with their ends."""
+    return [word[i : i + 3] for word in (f"^{one}$" for one in words(text)) for i in range(len(word) - 2)]
+
+
+def by_search(held: Sequence[PlayQuestion], pieces: Callable[[str], Iterable[str]] = words) -> list[str]:
+    """A search: the answer of the part with the most different pieces of the question, the first of several."""
+    answers = []
+    for one in held:
+        wanted = set(pieces(one.question.removeprefix(ASKED["who"])))
+        answers.append(one.answers[int(np.argmax([len(wanted.intersection(pieces(part))) for part in one.parts]))])
+    return answers
+
+
+def commonest(held: Sequence[PlayQuestion]) -> list[str]:
     """The answer that the most parts of the passage have, the first of several."""
-    return [Counter(one.answers).most_common(1)[0][0] for one in asked]
+    return [Counter(one.answers).most_common(1)[0][0] for one in held]
 
 
-def by_bag(train: Sequence[PlayQuestion], asked: Sequence[PlayQuestion]) -> list[str]:
+def by_bag(train: Sequence[PlayQuestion], held: Sequence[PlayQuestion]) -> list[str]:
     """A bag of words: which part of the passage answers, the first, the second and so on, as a logistic regression on
     the words of the question and of the passage has it, fitted to the training questions."""
-    texts = [[f"{one.kind} {one.question} {one.context}" for one in side] for side in (train, asked)]
+    texts = [[f"{one.kind} {one.question} {one.context}" for one in side] for side in (train, held)]
     right = np.array([_part(one) for one in train])
     count = int(right.max()) + 1
     guesses = metrics.bag_of_words(texts[0], right, texts[1], count)
-    return [one.answers[min(int(guess), len(one.answers) - 1)] for one, guess in zip(asked, guesses, strict=True)]
+    return [one.answers[min(int(guess), len(one.answers) - 1)] for one, guess in zip(held, guesses, strict=True)]
 
 
 def _part(one: PlayQuestion) -> int:

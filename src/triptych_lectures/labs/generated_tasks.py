@@ -190,13 +190,15 @@ class GeneratedRows(NamedTuple):
 
 
 class TrainingBudget(NamedTuple):
-    """What a training run may use: steps, rows of a step, learning rate, and the share of the steps that warm up."""
+    """What a training run may use: steps, rows of a step, learning rate, the share of the steps that warm up, and the
+    optimizer."""
 
     steps: int
     rows: int
     rate: float
     warmup: float = 0.0
     shape: Literal["constant", "linear"] = "constant"
+    optimizer: Literal["muon", "adamw"] = "adamw"
 
 
 class TrainedRun(NamedTuple):
@@ -233,8 +235,8 @@ def mean_steps(runs: Iterable[TrainedRun], share: float, most: int) -> float:
 
 
 def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, seed: int) -> TrainedRun:
-    """Train `module` in place with AdamW, without weight decay."""
-    optimizer = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=0.0)
+    """Train `module` in place, without weight decay."""
+    optimizer = OptimizerSettings(name=budget.optimizer, lr=budget.rate, weight_decay=0.0, clip=0.0)
     schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
     length = max(len(row.ids) for row in held_out_rows(task, 8, seed))
     guess = math.log(task.classes)

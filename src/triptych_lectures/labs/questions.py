@@ -1,7 +1,8 @@
 """Questions whose answers are spans of a passage of a play: who says it, and where the scene is.
 
 The form is that of Rajpurkar et al. 2016.  The plays asked about were never read.  Beside the encoder stand the
-commonest answer, a bag of words, and a search for the part of the passage that has the most words of the question.
+commonest answer, a bag of words, and a search for the part of the passage that has the most words of the question, or
+the most of its letters, three in a row.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from .lab import Check, Conclusion, Lab, LabResult, Sections, Setup, clause, siz
 from .play_encoders import trained
 from .small_models import Points
 
-ENCODER, SEARCH = "the encoder", "search by words"
+ENCODER, SEARCH, LETTERS = "the encoder", "search by words", "search by letters"
 CONTROL = "control: answers of other questions"
+EASIER = 0.5  # share hidden in training of the words of a line that both editions spell alike
 MARGIN = 0.1  # by which the encoder must be ahead: more than three standard errors of a share of 0.5 of 300
 
 
@@ -33,13 +35,14 @@ class QuestionsLab(Lab):
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8)
     layers: int = size(2, "its blocks", full=3)
     tokens: int = size(1000, "tokens of its vocabulary", full=2000)
-    steps: int = size(220, "training steps", full=3000)
-    rows: int = size(20, "questions of a training step", full=32)
+    steps: int = size(400, "training steps", full=3000)
+    rows: int = size(10, "questions of a training step", full=32)
     kinds: str = size("where", "kinds of questions: who, where, or both with a comma between", full="who,where")
-    trained: int = size(6000, "questions to train on", full=40_000)
+    trained: int = size(4000, "questions to train on", full=40_000)
     held: int = size(300, "questions on held-out plays", full=600)
     speeches: int = size(4, "speeches of a passage, 3 or more", least=3)
     words: int = size(8, "words of a speech that are shown, 8 or more", least=8, full=10)
+    exchanged: float = size(0.3, "share of a training question's words that are exchanged for others", most=1)
 
     def __post_init__(self) -> None:
         if not set(self.kinds.split(",")) <= set(ASKED):
@@ -53,28 +56,29 @@ class QuestionsLab(Lab):
         setup.progress("reading the plays")
         noise, sizes = np.random.default_rng(setup.seed), Passages(self.speeches, self.words)
         train, held = (
-            play_questions.questions(side, count, noise, sizes, self._kinds)
-            for side, count in zip(split(), (self.trained, self.held), strict=True)
+            play_questions.questions(side, count, noise, sizes, self._kinds, hide)
+            for side, count, hide in zip(split(), (self.trained, self.held), (EASIER, 1.0), strict=True)
         )
         setup.progress(f"training an encoder: {self.steps} steps")
         ours, losses = self._answered(train, held, setup.seed)
         setup.progress("the control: answers of other questions")
-        control, _ = self._answered(_exchanged(train, noise), held, setup.seed)
+        control, _ = self._answered(_answered_otherwise(train, noise), held, setup.seed)
         setup.progress("what is not trained")
         answers = {
             ENCODER: ours,
             "the commonest answer": play_questions.commonest(held),
             "a bag of words": play_questions.by_bag(train, held),
-            SEARCH: play_questions.by_words(held),
+            SEARCH: play_questions.by_search(held),
+            LETTERS: play_questions.by_search(held, play_questions.letters),
             CONTROL: control,
         }
-        right = {name: {kind: _right(held, given, kind) for kind in self._kinds} for name, given in answers.items()}
-        quoted = f" Lines asked for are quoted in the First Folio's spelling, a third of their words hidden ({HIDDEN})."
-        quoted = quoted if "who" in self._kinds else ""
+        right = {name: {kind: _right(held, own, kind) for kind in self._kinds} for name, own in answers.items()}
+        quoted = f" Lines have the First Folio's spelling; words that the passage spells alike are hidden ({HIDDEN})."
         remarks = (
-            f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}.{quoted} The search"
-            " takes the part of the passage with the most words of the question, the first of several, and its speaker"
-            " or, of a heading, its first words."
+            f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}.{quoted * ('who' in self._kinds)} A"
+            " search takes the first part of the passage with the most words of the question, or three letters in a"
+            f" row, and its speaker or, of a heading, its first words. In training {self.exchanged:.0%} of a passage's"
+            " words are exchanged for others; where a line is asked for, speakers alone."
         )
         sections = self._sections(held, answers, right, losses)
         return self.result(self._conclusion(right), sections, remarks, small=not setup.full)
@@ -82,40 +86,26 @@ class QuestionsLab(Lab):
     def _answered(self, train: Sequence[PlayQuestion], held: Sequence[PlayQuestion], seed: int) -> Answered:
         """The answers of a new encoder to the questions of `held`."""
         length = 3 * (self.words + 4) * (self.speeches + 1)
-        known, new = ([one.record for one in side] for side in (train, held))
+        drawn = play_questions.with_other_words(train, np.random.default_rng(seed), self.exchanged)
+        known, new = ([one.record for one in side] for side in (drawn, held))
         done = trained(known, new, "spans", vars(self), seed, length)
         spans = groupby(done.rows, key=lambda row: row[0].number)
-        found = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
-        return [found[i].strip(" .,;:") for i in range(len(held))], done.losses
+        best = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
+        return [best[i].strip(" .,;:") for i in range(len(held))], done.losses
 
     def _conclusion(self, right: Right) -> Conclusion:
         plain = [name for name in right if name not in (ENCODER, CONTROL)]
         clauses = []
         for kind in self._kinds:
             ours, best = right[ENCODER][kind], {name: right[name][kind] for name in plain}
-            rivals = plain if kind == "where" else [name for name in plain if name != SEARCH]
+            rivals = [name for name in plain if kind == "where" or name != LETTERS]
             shown = ", ".join(f"{name} {best[name]:.0%}" for name in plain)
-            clauses.append(
-                clause(
-                    f"{QUOTED[kind]}: of the answers on held-out plays {ours:.0%} are right; {shown}.",
-                    *(
-                        Check(f"{ASKED[kind]} right answers, above those of {name}", ours - best[name], least=MARGIN)
-                        for name in rivals
-                    ),
-                    instead=f"{QUOTED[kind]}: the encoder is not ahead",
-                )
-            )
-        if len(self._kinds) > 1:
-            together = {name: fmean(right[name].values()) for name in right}
-            ahead = together[ENCODER] - max(together[name] for name in plain)
-            clauses.append(
-                clause(
-                    f"Over both kinds {together[ENCODER]:.0%} are right, of the best of the others"
-                    f" {together[ENCODER] - ahead:.0%}.",
-                    Check("both kinds: right answers, above the best of the others", ahead, least=MARGIN),
-                    instead="Over both kinds the encoder is not ahead",
-                )
-            )
+            checks = [
+                Check(f"{ASKED[kind]} right answers, above those of {name}", ours - best[name], least=MARGIN)
+                for name in rivals
+            ]
+            statement = f"{QUOTED[kind]}: of the answers on held-out plays {ours:.0%} are right; {shown}."
+            clauses.append(clause(statement, *checks, instead=f"{QUOTED[kind]}: the encoder is not ahead"))
         worst = max(right[CONTROL][kind] - max(right[name][kind] for name in plain) for kind in self._kinds)
         clauses.append(
             clause(
@@ -146,12 +136,12 @@ Right = Mapping[str, Mapping[Kind, float]]  # the shares of right answers
 Answered = tuple[list[str], Points]  # answers to questions, and the losses of training
 
 
-def _right(asked: Sequence[PlayQuestion], given: Sequence[str], kind: Kind) -> float:
+def _right(held: Sequence[PlayQuestion], answers: Sequence[str], kind: Kind) -> float:
     """The share of the questions of a kind whose answer is the same text."""
-    pairs = [(one.answer, text) for one, text in zip(asked, given, strict=True) if one.kind == kind]
+    pairs = [(one.answer, text) for one, text in zip(held, answers, strict=True) if one.kind == kind]
     return fmean(text == answer for answer, text in pairs)
 
 
-def _exchanged(asked: Sequence[PlayQuestion], noise: np.random.Generator) -> list[PlayQuestion]:
+def _answered_otherwise(train: Sequence[PlayQuestion], noise: np.random.Generator) -> list[PlayQuestion]:
     """The questions with the answer of another part of the passage, drawn at random."""
-    return [play_questions.answered_by(one, int(noise.integers(len(one.parts)))) for one in asked]
+    return [play_questions.answered_by(one, int(noise.integers(len(one.parts)))) for one in train]
