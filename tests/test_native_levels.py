@@ -29,7 +29,7 @@ LIBRARY = native.library()
 # Functions of the table that the loops of each level define, in its order (kernels.h).
 TABLE = (
     "round", "f32", "bf16", "u4", "u5", "s8", "s8x16", "sum_of", "norm", "rotate", "map", "largest_of", "keep", "read",
-    "scores", "softmax", "values", "merge", "finish", "statistics",
+    "scores", "softmax", "values", "merge", "finish", "statistics", "sample",
 )  # fmt: skip
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
@@ -122,7 +122,20 @@ def test_the_functions_in_use_are_compiled_for_their_level(level: str, code: dic
     allowed = LEVELS[: LEVELS.index(level) + 1]
     assert set(found.values()) <= set(allowed)
     vectors = {name for name in TABLE if found[name] == level}
-    assert vectors >= {"f32", "bf16", "u4", "s8", "sum_of", "norm", "map", "keep", "scores", "values", "statistics"}
+    assert vectors >= {
+        "f32",
+        "bf16",
+        "u4",
+        "s8",
+        "sum_of",
+        "norm",
+        "map",
+        "keep",
+        "scores",
+        "values",
+        "statistics",
+        "sample",
+    }
 
 
 def test_nothing_else_needs_more_than_any_processor_has(code: dict[int, tuple[str, str]]) -> None:

@@ -30,11 +30,13 @@ loader._load = lambda: found
 import tiny
 from native_models import LLAMA, Run, llama
 from triptych.attention import Rows
+from triptych.generate.sampling import draw
 from triptych.model import create
 from triptych.program import native_executor
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_encoder import NativeEncoder
 from triptych.quantize import kernel_matrix
+from test_sampling import SAMPLINGS
 
 torch.set_num_threads(2)
 create(LLAMA).save(sys.argv[3])
@@ -79,6 +81,8 @@ for isa in loader.LEVELS:
     rows = Rows((7, 1, 40, 3))
     with torch.inference_mode():
         assert encoder.hidden([3] * rows.total, rows) is not None, encoder.why_modules
+    for vocab in (1, 3, 16, 257, 5003):
+        draw(torch.randn(len(SAMPLINGS), vocab), SAMPLINGS, [1] * len(SAMPLINGS), range(len(SAMPLINGS)))
     print(isa)
 """
 

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from triptych.errors import InputError
-from triptych.generate.sampling import Sampling, exponential, filter_top, penalize, sample
+from triptych.generate import sampling
+from triptych.generate.sampling import Sampling, draw, filter_top, penalize, sample, uniform
+from triptych.native import library
+from triptych.native.loader import LEVELS
 
 
 def warped(scores: torch.Tensor, **how: float) -> torch.Tensor:
@@ -58,9 +61,44 @@ def test_noise_is_a_function_of_seed_request_and_position() -> None:
     alone = [sample(logits[i : i + 1], how, [i], [rows[i]])[0] for i in range(5)]
     backwards = sample(logits.flip(0), how, [4, 3, 2, 1, 0], rows[::-1])
     assert together == alone == backwards[::-1]
-    assert not torch.equal(exponential(11, 0, 1, 17), exponential(11, 1, 1, 17))
-    assert not torch.equal(exponential(11, 0, 1, 17), exponential(11, 0, 2, 17))
-    assert not torch.equal(exponential(11, 0, 1, 17), exponential(12, 0, 1, 17))
+    assert len({uniform(11, 0, 1), uniform(11, 1, 1), uniform(11, 0, 2), uniform(12, 0, 1)}) == 4
+
+
+SETTINGS = [
+    {}, {"temperature": 0.3}, {"top_k": 1}, {"top_k": 7}, {"top_k": 400}, {"top_p": 0.9}, {"top_p": 1e-6},
+    {"min_p": 0.1}, {"top_k": 50, "top_p": 0.8, "min_p": 0.02, "temperature": 1.7}, {"temperature": 0.0},
+    {"temperature": 1e-42}, {"top_p": 0.9999999}, {"top_p": 0.5, "temperature": 30.0},
+]  # fmt: skip
+SAMPLINGS = [Sampling(**{"temperature": 1.0, "seed": 5} | how) for how in SETTINGS]
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 16, 255, 257, 5003])
+def test_the_kernels_draw_what_torch_draws(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where the random number falls on the border of two tokens, which no draw here does; ties included."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(40 * len(SETTINGS), vocab, generator=generator) * 3
+    logits[::3] = logits[::3].round()  # many equal ones
+    logits[1::4, ::2] = -torch.inf if vocab > 1 else 0.0
+    samplings, numbers, lengths = SAMPLINGS * 40, range(len(logits)), [3] * len(logits)
+    native = draw(logits, samplings, lengths, numbers)
+    if (kernels := library()) is not None:
+        for level in (*LEVELS, LEVELS[-1]):  # the last one is in use afterwards, as before
+            kernels.use(level)
+            assert draw(logits, samplings, lengths, numbers) == native
+    monkeypatch.setattr(sampling, "library", lambda: None)
+    assert draw(logits, samplings, lengths, numbers) == native
+    assert len(set(native)) > 1 or vocab == 1
+    shifted = draw(logits.roll(1, 1), samplings, lengths, numbers)  # another order of the vocabulary, other draws
+    assert vocab == 1 or shifted != native
+
+
+def test_tokens_as_likely_as_one_that_stays_stay_too() -> None:
+    scores = torch.tensor([[2.0, 1.0, 1.0, 1.0, -3.0]])
+    for how in ({"top_k": 2}, {"top_p": 0.6}):
+        kept = filter_top(scores, Sampling(temperature=1.0, **how))
+        assert kept.isfinite().tolist() == [[True, True, True, True, False]]
+        drawn = {draw(scores, [Sampling(temperature=1.0, seed=i, **how)], [1], [0])[0] for i in range(200)}
+        assert drawn == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The queue before an engine: whatever comes when, each request writes what it would alone; bad ones fail alone."""
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from test_engine import MODELS, PROMPTS, alone, requests
 from test_native_step import packed
 from triptych import machine
 from triptych.errors import InputError, ProbeError
-from triptych.generate import Engine, LiveRow, QueueProgress, Request, Sampling, Scheduler, forbid
+from triptych.generate import Engine, LiveRow, QueueProgress, Request, Sampling, Scheduler, forbid, scheduling
+from triptych.generate.scheduling import AGING
 from triptych.generate.step_runner import StepRunner
 from triptych.model import Model, create
 from triptych.nn import Transformer
@@ -114,6 +116,87 @@ def test_a_step_runs_no_more_ids_than_its_budget_and_decodes_first(monkeypatch: 
         engine.step()
     assert steps[:6] == [{0: 4}, {0: 1, 1: 9}, {0: 1, 1: 7, 2: 2}, {0: 1, 1: 1, 2: 8}, {0: 1, 1: 1, 2: 6}, {0: 1, 2: 1}]
     assert max(sum(step.values()) for step in steps) == 10
+
+
+# -- who joins, and who leaves --------------------------------------------------------------------------------------
+
+
+def written(scheduler: Scheduler) -> list[int]:
+    """Run to the end -> the numbers of the requests in the order in which they ended."""
+    ended: list[int] = []
+    while scheduler.busy:
+        ended += [one.row.request.number for one in scheduler.step() if one.row.reason is not None]
+    return ended
+
+
+def test_a_higher_priority_joins_first_and_nobody_waits_for_ever() -> None:
+    scheduler = Scheduler(Engine(tiny.decoder()), max_rows=1)
+    for i, priority in enumerate((0, 5, 0, 5)):
+        scheduler.submit(Request(prompt=[3, 4], max_new_tokens=2, number=i, priority=priority))
+    assert written(scheduler) == [1, 3, 0, 2]
+    low = scheduler.submit(Request(prompt=[3, 4], max_new_tokens=1, number=99))
+    for i in range(200):  # one of a higher priority always waits
+        scheduler.submit(Request(prompt=[3, 4], max_new_tokens=1, number=i, priority=2))
+        scheduler.step()
+        if low.reason is not None:
+            break
+    assert i == 2 * AGING
+
+
+def test_a_long_prompt_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:
+    engine = Engine(tiny.encoder_decoder())
+    slot = engine.cache.slot_bytes(64) + engine.cross.slot_bytes(4)
+    scheduler, source = Scheduler(engine, max_rows=8, cache_bytes=3 * slot), [1] * 4
+    first = scheduler.submit(Request(prompt=[3] * 4, source=source, max_new_tokens=40, number=0))
+    scheduler.step()
+    wanted = Request(prompt=[4] * 100, source=source, max_new_tokens=4, number=1)
+    long = scheduler.submit(wanted)
+    how = {"prompt": [5] * 4, "source": source, "max_new_tokens": 2}
+    short = [scheduler.submit(Request(number=2 + i, **how)) for i in range(60)]  # type: ignore[arg-type]
+    while first.reason is None:
+        scheduler.step()
+    assert sum(row.reason is not None for row in short) >= 10
+    order = written(scheduler)
+    assert order.index(1) < len(order) - 20, "the long prompt was overtaken by all short ones"
+    assert long.new == alone(engine.module, wanted)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cancelled_row_leaves_and_the_others_write_what_they_write_alone(name: str) -> None:
+    module = MODELS[name]()
+    scheduler = Scheduler(Engine(module), max_rows=3)
+    wanted = requests(module, [{"max_new_tokens": 8}] * 4)
+    rows = [scheduler.submit(request) for request in wanted]
+    scheduler.step()
+    thread = threading.Thread(target=lambda: [scheduler.cancel(rows[i]) for i in (1, 3, 3)])
+    thread.start()
+    thread.join()
+    while scheduler.busy:
+        scheduler.step()
+    scheduler.cancel(rows[0])  # that has ended
+    scheduler.step()
+    assert [row.reason for row in rows] == ["length", "cancelled", "length", "cancelled"]
+    assert (len(rows[1].new), len(rows[3].new)) == (1, 0)
+    assert all(rows[i].new == alone(module, wanted[i]) for i in (0, 2))
+    assert len(scheduler.engine.cache.free_slots) == len(scheduler.engine.cache.lengths)
+
+
+def test_a_row_leaves_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(scheduling, "monotonic", lambda: clock[0])
+    scheduler = Scheduler(Engine(tiny.decoder()), max_rows=2)
+    how = {"prompt": [3, 4], "max_new_tokens": 20}
+    deadlines = (None, 3.0, 2.0, 9.0)
+    rows = [scheduler.submit(Request(number=i, deadline=d, **how)) for i, d in enumerate(deadlines)]  # type: ignore[arg-type]
+    while scheduler.busy:
+        scheduler.step()
+        clock[0] += 1
+    assert [row.reason for row in rows] == ["length", "deadline", "deadline", "deadline"]
+    assert [len(row.new) for row in rows] == [20, 3, 0, 6]
+    assert scheduler.deadlines == {}
+    for bad in (-1.0, float("nan"), "soon"):
+        with pytest.raises(InputError, match="deadline"):
+            Request(deadline=bad, **how)  # type: ignore[arg-type]
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------

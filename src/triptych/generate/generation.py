@@ -155,7 +155,7 @@ def _pieces(
         before: str | None = None
         guard.only_own_code = on_token is None
         scheduler.step()
-        if row.reason is None and row.cache is not scheduler.engine.cache and row not in scheduler.waiting:
+        if row.reason is None and row.cache is not scheduler.engine.cache and not scheduler.waits(row):
             raise InputError("the engine was reset, or freed this text's row, while it ran; begin the stream again")
         new, read = row.ids[read:], len(row.ids)
         for token in new:

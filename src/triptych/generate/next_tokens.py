@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from .request import LiveRow, TokenLogprobs
-from .sampling import NOT_FINITE, Sampling, apply_rules, sample
+from .sampling import NOT_FINITE, apply_rules, draw, penalize
 
 
 @dataclass(eq=False)
@@ -33,12 +33,13 @@ def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
     if any(row.request.rules for row in rows):
         ruled = [_ruled(row, x, choice) for row, x, choice in zip(rows, logits, choices, strict=True)]
         scores = torch.stack(ruled)
-    alike: dict[Sampling, list[int]] = {}
-    for i, row in enumerate(rows):
-        if choices[i].error is None:
-            alike.setdefault(row.request.sampling, []).append(i)
-    for sampling, members in alike.items():
-        _sample(sampling, members, rows, scores, choices)
+    scores = _penalized(rows, scores.float(), choices)
+    good = [i for i, choice in enumerate(choices) if choice.error is None]
+    if good:
+        chosen, live = scores if len(good) == len(rows) else scores[good], [rows[i] for i in good]
+        settings, numbers = [row.request.sampling for row in live], [row.request.number for row in live]
+        for i, token in zip(good, draw(chosen, settings, [len(row.ids) for row in live], numbers), strict=True):
+            choices[i].token = token
     for row, x, choice in zip(rows, logits, choices, strict=True):
         if row.request.logprobs is not None and choice.error is None:
             choice.logprobs = _logprobs(x, choice.token, row.request.logprobs)
@@ -56,21 +57,18 @@ def _ruled(row: LiveRow, logits: Tensor, choice: Choice) -> Tensor:
     return logits.float()
 
 
-def _sample(
-    sampling: Sampling, members: Sequence[int], rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]
-) -> None:
-    """Draw the tokens of rows that are sampled alike; together, and one by one where a row among them fails."""
-    chosen = scores if len(members) == len(rows) else scores[list(members)]
-    numbers, ids = [rows[i].request.number for i in members], [rows[i].ids for i in members]
-    try:
-        for i, token in zip(members, sample(chosen, sampling, numbers, ids), strict=True):
-            choices[i].token = token
-    except InputError as error:
-        if len(members) == 1:
-            choices[members[0]].error = error
-            return
-        for i in members:
-            _sample(sampling, [i], rows, scores, choices)
+def _penalized(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """The scores [B, V] after the repetition penalties of the rows; where one fails, its error is in the choice."""
+    penalties = {i: row.request.sampling.repetition_penalty for i, row in enumerate(rows)}
+    penalized = {i: penalty for i, penalty in penalties.items() if penalty != 1 and choices[i].error is None}
+    if penalized:
+        scores = scores.clone()
+    for i, penalty in penalized.items():
+        try:
+            scores[i] = penalize(scores[i : i + 1], [rows[i].ids], penalty)[0]
+        except InputError as error:
+            choices[i].error = error
+    return scores
 
 
 def _logprobs(logits: Tensor, token: int, count: int) -> TokenLogprobs:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from triptych.arguments import checked_methods, integer, listed
+from triptych.arguments import checked_methods, integer, listed, number
 from triptych.errors import InputError, shown
 from triptych.nn import InputRow
 from triptych.probe import Session
@@ -35,6 +36,8 @@ class Request:
     logprobs        with each token, the log-probabilities of that many of the likeliest ones.
     all_logits      give the logits of every position that is computed, the prompt's included.
     keep_slot       keep the slot and the source when the row ends, for `Engine.restart`.
+    priority        of those that wait in a `Scheduler`, larger ones join first.
+    deadline        seconds after `Scheduler.submit` at which the row leaves, whether it is finished or not.
 
     Raises InputError for an empty prompt and for settings of another type or out of range.
     """
@@ -51,6 +54,8 @@ class Request:
     logprobs: int | None = None
     all_logits: bool = False
     keep_slot: bool = False
+    priority: int = 0
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         first = next(iter(listed(self.prompt, f"prompt {self.number}")), 0)
@@ -63,6 +68,9 @@ class Request:
             integer("an id of ends", end, 0)
         for name in ("number", "max_new_tokens", "logprobs"):
             integer(name, getattr(self, name) or 0, 0)
+        integer("priority", self.priority)
+        if self.deadline is not None:
+            number("deadline", self.deadline, 0, sys.float_info.max, "seconds >= 0")
         if not len(self.prompt):
             raise InputError(f"the text is empty (prompt {self.number}); give at least one token")
         stop_strings(self.stop)
@@ -77,10 +85,10 @@ class Request:
 class LiveRow:
     """A request while it runs: its ids so far, and the cache slot that holds the first `cached` of them.
 
-    `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string), `length`, or `error`,
-    with the exception in `error`.  `cache` is the one that has its slot, None before and after.  `reused` ids of the
-    prompt came from another row's cache.  `draft` are guesses for the next ids; of all that were made, `drafted`,
-    `accepted` were right.  `path` are the keys under which the probe keeps what the row read, the newest last
+    `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string), `length`, `cancelled`,
+    `deadline`, or `error`, with the exception in `error`.  `cache` is the one that has its slot, None before and after.
+    `reused` ids of the prompt came from another row's cache.  `draft` are guesses for the next ids; of all that were
+    made, `drafted`, `accepted` were right.  `path` are the keys under which the probe keeps what the row read, the newest last
     (`probe.Session.branch`).
     """
 
@@ -135,6 +143,12 @@ def check_request(request: object) -> None:
     """Raise InputError for anything but a request."""
     if not isinstance(request, Request):
         raise InputError(f"{shown(request)} is no generate.Request(prompt=[5, 6, 7])")
+
+
+def check_row(row: object) -> None:
+    """Raise InputError for anything but a row."""
+    if not isinstance(row, LiveRow):
+        raise InputError(f"{shown(row)} is no row, as submit() or add() returned it")
 
 
 def check_new(rows: Sequence[LiveRow], module: object) -> None:

@@ -1,8 +1,9 @@
 """Draws the next token from logits: first the rules of the request (`apply_rules`), then its sampling (`sample`).
 
-In this order: rules, repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a
+In this order: rules, repetition penalty, temperature, top-k, top-p, min-p, then one draw.  Its random number is a
 function of (seed, request, absolute position) alone, so batching, chunking and finished neighbours never change a
-sample.
+sample: of the tokens in the order of the vocabulary, that one is drawn in whose share of the probability it falls.
+On the CPU all rows are drawn by one call of the native kernels (sample.h), elsewhere by torch.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from triptych.arguments import checked_methods, integer, listed, number, takes
 from triptych.errors import InputError, shown
+from triptych.native import DRAW, library, usable_threads
+
+TINY = torch.finfo(torch.float32).tiny  # the smallest temperature: below it 0 / temperature is NaN
 
 
 @checked_methods
@@ -71,16 +76,54 @@ def sample(logits: Tensor, sampling: Sampling, requests: Sequence[int], rows: Se
     scores = logits.float()
     if sampling.repetition_penalty != 1:
         scores = penalize(scores, rows, sampling.repetition_penalty)
-    if sampling.temperature == 0:
+    return draw(scores, [sampling] * len(rows), [*map(len, rows)], requests)
+
+
+def draw(scores: Tensor, samplings: Sequence[Sampling], lengths: Sequence[int], requests: Sequence[int]) -> list[int]:
+    """The next token of each row from its scores [B, V] in fp32, which are finite (or -inf) and penalized where that is
+    wanted.  The position of a new token is one of `lengths`, `requests` are the numbers of the rows' requests."""
+    if all(sampling.temperature == 0 for sampling in samplings):
         return scores.argmax(dim=-1).tolist()
-    temperature = max(sampling.temperature, torch.finfo(scores.dtype).tiny)  # below it 0 / temperature is NaN
-    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature  # at most 0, so that nothing overflows
-    probs = torch.softmax(filter_top(scores, sampling), dim=-1)
-    noise = [
-        exponential(sampling.seed, request, len(row), probs.shape[-1])
-        for request, row in zip(requests, rows, strict=True)
+    numbers = [  # 0 draws the first token that stays
+        0.0 if sampling.temperature == 0 else uniform(sampling.seed, request, length)
+        for sampling, request, length in zip(samplings, requests, lengths, strict=True)
     ]
-    return (probs / torch.stack(noise).to(probs.device)).argmax(dim=-1).tolist()
+    kernels = library()
+    if kernels is None or not scores.is_cpu:
+        return _by_torch(scores, samplings, numbers)
+    hows = np.array([
+        (number, how.top_p, max(how.temperature, TINY), math.log(how.min_p) if how.min_p else -math.inf, how.top_k, 0)
+        for how, number in zip(samplings, numbers, strict=True)
+    ], dtype=DRAW)  # fmt: skip
+    hows["top_k"][[how.temperature == 0 for how in samplings]] = 1
+    (count, vocab), threads = scores.shape, usable_threads(torch.get_num_threads())
+    scores, tokens = scores.contiguous(), np.empty(len(samplings), np.int32)
+    scratch = np.empty((threads, 3, vocab), np.float32)
+    arrays = (hows.ctypes.data, tokens.ctypes.data, scratch.ctypes.data)
+    kernels.functions.draw_tokens(scores.data_ptr(), count, vocab, *arrays, threads)
+    return tokens.tolist()
+
+
+def _by_torch(scores: Tensor, samplings: Sequence[Sampling], numbers: Sequence[float]) -> list[int]:
+    """The same by torch's operations, for the rows of each setting at once."""
+    alike: dict[Sampling, list[int]] = {}
+    for i, sampling in enumerate(samplings):
+        alike.setdefault(replace(sampling, seed=0), []).append(i)
+    tokens = [0] * len(samplings)
+    for sampling, members in alike.items():
+        chosen = scores if len(members) == len(tokens) else scores[members]
+        if sampling.temperature == 0:
+            best = chosen.argmax(dim=-1)
+        else:
+            # At most 0, so that nothing overflows.
+            scaled = (chosen - chosen.amax(dim=-1, keepdim=True)) / max(sampling.temperature, TINY)
+            probs = filter_top(scaled, sampling).cpu().double().softmax(dim=-1)
+            sums = probs.cumsum(dim=-1)
+            targets = torch.tensor([[numbers[i]] for i in members], dtype=sums.dtype) * sums[:, -1:]
+            best = torch.searchsorted(sums, targets, right=True)[:, 0]
+        for i, token in zip(members, best.tolist(), strict=True):
+            tokens[i] = token
+    return tokens
 
 
 def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> Tensor:
@@ -96,26 +139,27 @@ def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> T
 
 
 def filter_top(scores: Tensor, sampling: Sampling) -> Tensor:
-    """[B, V] with every token outside top-k, top-p and min-p at -inf; the likeliest always stays."""
+    """[B, V] with every token outside top-k, top-p and min-p at -inf; the likeliest always stays, and so does every
+    token that is as likely as one that stays."""
     if 0 < sampling.top_k < scores.shape[-1]:
         lowest = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < lowest, -torch.inf)
     if sampling.top_p < 1:
-        ordered, index = scores.sort(dim=-1, descending=True)
-        probs = torch.softmax(ordered, dim=-1)
+        ordered = scores.sort(dim=-1, descending=True).values
+        probs = torch.softmax(ordered.double() if ordered.is_cpu else ordered, dim=-1)
         before = probs.cumsum(dim=-1) - probs  # mass of the tokens likelier than this one
-        scores = scores.masked_fill((before >= sampling.top_p).scatter(-1, index, before >= sampling.top_p), -torch.inf)
+        count = (before < sampling.top_p).sum(dim=-1, keepdim=True).clamp_min(1)
+        scores = scores.masked_fill(scores < ordered.gather(-1, count - 1), -torch.inf)
     if sampling.min_p > 0:
         floor = scores.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
         scores = scores.masked_fill(scores < floor, -torch.inf)
     return scores
 
 
-def exponential(seed: int, request: int, position: int, size: int) -> Tensor:
-    """[size] exponential noise; dividing probabilities by it and taking the largest draws from them."""
+def uniform(seed: int, request: int, position: int) -> float:
+    """The random number in [0, 1), a multiple of 2^-52, of one draw."""
     digest = hashlib.blake2b(f"{seed}/{request}/{position}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.empty(size, dtype=torch.float32, device="cpu").exponential_(generator=generator)
+    return (int.from_bytes(digest, "little") >> 12) / 2**52
 
 
 Rule = Callable[[Tensor, Sequence[int]], Tensor]

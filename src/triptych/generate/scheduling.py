@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 from triptych import machine
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, shown
 from .engine import Engine
-from .request import LiveRow, Output, Request
+from .request import LiveRow, Output, Request, check_row
 from .step_runner import TWO_THREADS
 
 MAX_ROWS = 32  # at once
 BUDGET = 512  # ids of a step
 CACHE_MEMORY_FRACTION = 0.75  # of the free memory
+AGING = 8  # requests that join before one that waits counts as one more in priority
+MOST_OVERTAKEN = 16  # requests that may join before one for which there is no room yet
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ OnProgress = Callable[[QueueProgress], None]
 
 
 class Scheduler:
-    """Runs submitted requests in the order in which they came, at most `max_rows` at once.
+    """Runs submitted requests, at most `max_rows` at once: those of a higher priority first, equal ones in the order in
+    which they came.  Waiting raises a priority, so that every request joins in the end.  One for which the cache has no
+    room yet is overtaken by others, up to `MOST_OVERTAKEN` of them.
 
     A request waits until the cache with its row takes at most `cache_bytes`, by default three quarters of the memory
     that is free now.  One that would take more alone is refused.  After an exception out of `step`, such as an
@@ -49,8 +54,10 @@ class Scheduler:
             raise InputError(f"engine={shown(engine)} must be a generate.Engine, as model.engine() makes one")
         self.engine, self.max_rows = engine, integer("max_rows", max_rows, 1)
         self.cache_bytes = free_cache_bytes(engine) if cache_bytes is None else integer("cache_bytes", cache_bytes, 1)
-        self.waiting: deque[LiveRow] = deque()
-        self.total = self.tokens = 0
+        self.waiting: deque[WaitingRow] = deque()
+        self.deadlines: dict[LiveRow, float] = {}  # on the clock of `monotonic`
+        self.cancelled: deque[LiveRow] = deque()  # since the last step, by any thread
+        self.total = self.tokens = self.joined = 0
         self.failed: Exception | None = None  # the first error of a row in the last step
 
     def submit(self, request: Request) -> LiveRow:
@@ -61,9 +68,21 @@ class Scheduler:
         """
         row = self.engine.prepare(request)
         check_fits(self.engine, row, self.cache_bytes)
-        self.waiting.append(row)
+        if request.deadline is not None:
+            self.deadlines[row] = monotonic() + request.deadline
+        self.waiting.append(WaitingRow(row, self.joined))
         self.total += 1
         return row
+
+    def cancel(self, row: LiveRow) -> None:
+        """Let a row leave, with the reason `cancelled`, before the next step; any thread may call this.  One that has
+        ended, or leaves in a step that runs meanwhile, stays as it is."""
+        check_row(row)
+        self.cancelled.append(row)
+
+    def waits(self, row: LiveRow) -> bool:
+        """Whether a row is in the queue and has not joined."""
+        return any(one.row is row for one in self.waiting)
 
     @property
     def busy(self) -> bool:
@@ -82,6 +101,7 @@ class Scheduler:
         if not self.engine.lock.acquire(blocking=False):
             raise InputError(TWO_THREADS)
         try:
+            self._dismiss()
             self._admit()
             before = self.engine.rows
             outputs = self.engine.step(isolate=True) if before else []
@@ -92,10 +112,34 @@ class Scheduler:
         self.tokens += sum(output.token is not None for output in outputs)
         return outputs
 
+    def _dismiss(self) -> None:
+        """Let rows leave that were cancelled or whose deadline has passed."""
+        now = monotonic() if self.deadlines else 0.0
+        leaving = {row: "deadline" for row, deadline in self.deadlines.items() if deadline <= now}
+        while self.cancelled:
+            leaving[self.cancelled.popleft()] = "cancelled"
+        if leaving:
+            running = [row for row in self.engine.rows if row in leaving]
+            for row in [*running, *(one.row for one in self.waiting if one.row in leaving)]:
+                row.reason = leaving[row]
+            self.engine.free(running)
+            self.waiting = deque(one for one in self.waiting if one.row.reason is None)
+        for row in [row for row in self.deadlines if row.reason is not None]:
+            del self.deadlines[row]
+
     def _admit(self) -> None:
         joining: list[LiveRow] = []
-        while self.waiting and len(self.engine.rows) + len(joining) < self.max_rows and self._fits(joining):
-            joining.append(self.waiting.popleft())
+        for one in sorted(self.waiting, key=lambda one: -one.priority(self.joined)):  # stable: of equal ones the oldest
+            if len(self.engine.rows) + len(joining) >= self.max_rows:
+                break
+            if self._fits(joining, one.row):
+                joining.append(one.row)
+                self.waiting.remove(one)
+                self.joined += 1
+            elif one.overtaken >= MOST_OVERTAKEN:
+                break
+            else:
+                one.overtaken += 1
         if not joining:
             return
         running = [*self.engine.rows, *joining]
@@ -109,10 +153,10 @@ class Scheduler:
             row.reason = "length"
         self.engine.join([row for row in joining if row not in empty])
 
-    def _fits(self, joining: list[LiveRow]) -> bool:
-        """Whether the first waiting row can join beside those that run and `joining`."""
-        engine, first = self.engine, self.waiting[0]
-        rows = [*engine.rows, *joining, first]
+    def _fits(self, joining: list[LiveRow], new: LiveRow) -> bool:
+        """Whether a waiting row can join beside those that run and `joining`."""
+        engine = self.engine
+        rows = [*engine.rows, *joining, new]
         length, source = max(row.limit for row in rows), max(row.source_length for row in rows)
         slots = max(len(rows), len(engine.cache.lengths))
         if cache_bytes(engine, slots, length, source) <= self.cache_bytes:
@@ -121,6 +165,20 @@ class Scheduler:
             engine.reset()
             return True
         return False
+
+
+@dataclass(eq=False)
+class WaitingRow:
+    """A row in the queue: `joined` requests had joined when it came, and `overtaken` times others joined because there
+    was no room for it."""
+
+    row: LiveRow
+    joined: int
+    overtaken: int = 0
+
+    def priority(self, joined: int) -> int:
+        """Its request's, and more the longer it waits."""
+        return self.row.request.priority + (joined - self.joined) // AGING
 
 
 def cache_bytes(engine: Engine, slots: int, length: int, source: int) -> int:

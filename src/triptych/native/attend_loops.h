@@ -169,4 +169,4 @@ TARGET static void ISA(read)(int32_t type, float *out, const void *rows, int32_t
 const struct kernels ISA(kernels) = {
     LEVEL, MANY_REGISTERS, ISA(round), {ISA(f32), ISA(bf16), ISA(u4), ISA(u5), ISA(s8), ISA(s8x16)}, ISA(sum_of),
     ISA(norm), ISA(rotate), ISA(map), ISA(largest_of), ISA(keep), ISA(read), ISA(scores), ISA(softmax), ISA(values),
-    ISA(merge), ISA(finish), ISA(statistics)};
+    ISA(merge), ISA(finish), ISA(statistics), ISA(sample)};

@@ -1,7 +1,7 @@
 /* The table of the functions that are compiled for each level of instructions, and what these functions share.
 
-   They are written once, in matmul_loops.h, attend_loops.h, step_loops.h and statistics.h, over a few
-   operations on vectors of 16 numbers.  kernels_portable.c, kernels_avx2.c and kernels_avx512.c define these operations
+   They are written once, in matmul_loops.h, attend_loops.h, step_loops.h, statistics.h and sample.h, over
+   a few operations on vectors of 16 numbers.  kernels_portable.c, kernels_avx2.c and kernels_avx512.c define these operations
    and include the loops: kernels_portable.c in plain C, which says what each operation computes.  All other C is compiled
    for any processor, but the products in bf16 (matmul_bf16.h) of LEVEL_AMX.  */
 
@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "matmul.h"
+#include "sample.h"
 #include "statistics.h"
 
 #define STREAMS 4 /* bands that a kernel for one vector reads at once, where it reads several */
@@ -64,6 +65,7 @@ struct kernels {
     /* The statistics of up to STATISTICS_QUERIES queries of one head, and the weight that each key receives from them,
        added to received [row]. */
     void (*statistics)(const struct score_tile *t, int32_t head, int32_t query, float *scores, float *received);
+    int32_t (*sample)(const float *x, int32_t n, const struct draw *how, float *weights, void *items);
 };
 
 extern const struct kernels portable_kernels;

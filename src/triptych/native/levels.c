@@ -78,6 +78,18 @@ void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float
     kernels_in_use->largest_of(x, count, n, places, tops);
 }
 
+/* The tokens drawn from `count` rows x [count][n], each in its own way; -1 for a row that has numbers which are not finite.
+   `scratch` are 3 n numbers for each thread. */
+void draw_tokens(const float *x, int32_t count, int32_t n, const struct draw *how, int32_t *tokens, float *scratch,
+                 int32_t threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (count > 1)
+    for (int32_t row = 0; row < count; row++) {
+        float *weights = scratch + (int64_t)omp_get_thread_num() * 3 * n;
+        tokens[row] = kernels_in_use->sample(x + (int64_t)row * n, n, how + row, weights, weights + n);
+    }
+}
+
 /* Numbers of memory that each thread needs: scores, and the weight that each key receives. */
 int64_t scratch_floats(const struct score_tile *t) { return (STATISTICS_QUERIES + 1) * t->panels * STATISTICS_PANEL; }
 
@@ -122,7 +134,7 @@ static const struct {
     C(FUNCTION_NONE) C(FUNCTION_SILU) C(FUNCTION_GELU) C(FUNCTION_GELU_TANH) C(FUNCTION_RELU) C(FUNCTION_TANH)
     C(FUNCTION_SCALE) C(FUNCTION_SHIFT) C(FUNCTION_SOFTCAP) C(FUNCTION_SIGMOID) C(FUNCTION_ABS) C(FUNCTION_RECIPROCAL)
     C(FUNCTION_EXP)
-    SIZE(instruction) SIZE(store) SIZE(plan) SIZE(batch) SIZE(matrix) SIZE(input) SIZE(score_tile)
+    SIZE(instruction) SIZE(store) SIZE(plan) SIZE(batch) SIZE(matrix) SIZE(input) SIZE(score_tile) SIZE(draw)
     {OPERANDS(AS_TEXT), 0}};
 
 const char *constant(int i, int64_t *value)

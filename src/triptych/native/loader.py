@@ -79,7 +79,7 @@ def levels() -> dict[str, str]:
         in_use = c_void_p.in_dll(kernels.functions, "kernels_in_use").value
         table = LEVELS[c_int32.from_address(in_use or 0).value]  # the first field of `struct kernels`
         bf16 = "none" if kernels.bf16 is None else "amx"
-    groups = ("products", "attention", "norms, rotations and activations", "caches", "attention statistics")
+    groups = ("products", "attention", "norms, rotations and activations", "caches", "attention statistics", "sampling")
     repacking = "none" if kernels is None else "portable"  # which no level computes faster
     return dict.fromkeys(groups, table) | {"products in bf16": bf16, "repacking": repacking}
 
@@ -159,6 +159,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
         "select_level": (c_int, (c_int,)),
         "largest_of": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
+        "draw_tokens": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int32)),
         "score_statistics": (None, (POINTER(ScoreTile), c_int32)),
         "scratch_floats": (c_int64, (POINTER(ScoreTile),)),
         "run_step": (None, (plan, call)),

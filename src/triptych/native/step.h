@@ -181,6 +181,10 @@ void run_steps(const struct plan *plans, const struct batch *batches, int32_t co
 /* Where the largest number of each row of x [count][n] stands first, or its first NaN, and that number. */
 void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops);
 
+/* Draw a token from each row (sample.h). */
+void draw_tokens(const float *x, int32_t count, int32_t n, const struct draw *how, int32_t *tokens, float *scratch,
+                 int32_t threads);
+
 /* The name and the value of constant `i` that triptych.native.step repeats: numbers of enumerations, sizes of structures,
    and as a name OPERANDS.  NULL beyond the last one. */
 const char *constant(int i, int64_t *value);

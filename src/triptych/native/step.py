@@ -122,6 +122,12 @@ STORE = np.dtype(
 )
 
 
+#: `struct draw` of sample.h.
+DRAW = np.dtype(
+    _fields((np.float64, "uniform top_p"), (np.float32, "temperature lowest"), (np.int32, "top_k reserved"))
+)
+
+
 class Matrix(Structure):
     """`struct matrix` of matmul.h."""
 
@@ -172,7 +178,7 @@ def constants() -> dict[str, int]:
              "BARRIER": Barrier, "ATTEND": KeySource, "STORED": StoredType, "FUNCTION": Function}  # fmt: skip
     numbers = ("BAND", "GROUP", "SUPERGROUP", "PAIR", "RANGE", "TILE_KEYS", "QUERIES", "QUERIES_BF16", "SCORES",
                "WIDEST_BF16", "FEW_TOKENS", "COUNTERS", "STATISTICS_TOP", "STATISTICS_PANEL", "OUTPUT")  # fmt: skip
-    sizes = {"instruction": INSTRUCTION.itemsize, "store": STORE.itemsize}
+    sizes = {"instruction": INSTRUCTION.itemsize, "store": STORE.itemsize, "draw": DRAW.itemsize}
     structures = {"plan": PlanStruct, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile}
     sizes |= {name: ctypes.sizeof(structure) for name, structure in structures.items()}
     return {

@@ -2,6 +2,7 @@
    a cache keeps, and the end of attention.  Each number is computed alike at all levels.  */
 
 #include "attend.h"
+#include "sample.h"
 #include "statistics.h"
 #include "vector.h"
 
