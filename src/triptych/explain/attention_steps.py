@@ -187,7 +187,8 @@ class AttentionSteps:
         row = (pattern if pattern.dim() == 2 else pattern[self.head])[self.q.focus]
         best = int(row.argmax())
         who = f" In head {self.head} “" if self.heads > 1 else " “"
-        return f"{who}{self.q.labels[self.q.focus]}” gives its largest weight, {row[best]:.0%}, to “{self.k.labels[best]}”."
+        query, key = self.q.labels[self.q.focus], self.k.labels[best]
+        return f"{who}{query}” gives its largest weight, {row[best]:.0%}, to “{key}”."
 
 
 def _standard(mean: float, variance: float, count: int) -> bool:

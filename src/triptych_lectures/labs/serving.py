@@ -109,7 +109,8 @@ class SpeculationLab(Lab):
         rows = [
             [
                 name, f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}", str(one.forwards),
-                f"{one.of_a_row:.1f}", f"{plain.of_a_row / one.of_a_row:.2f}", self.expected(one.rate), f"{one.through:,}",
+                f"{one.of_a_row:.1f}", f"{plain.of_a_row / one.of_a_row:.2f}", self.expected(one.rate),
+                f"{one.through:,}",
             ]
             for name, one in runs.items()
         ]  # fmt: skip
