@@ -88,8 +88,8 @@ class LiveRow:
     `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string), `length`, `cancelled`,
     `deadline`, or `error`, with the exception in `error`.  `cache` is the one that has its slot, None before and after.
     `reused` ids of the prompt came from another row's cache.  `draft` are guesses for the next ids; of all that were
-    made, `drafted`, `accepted` were right.  `path` are the keys under which the probe keeps what the row read, the newest
-    last (`probe.Session.branch`).
+    made, `drafted`, `accepted` were right.  `path` are the keys under which the probe keeps what the row read, the
+    newest last (`probe.Session.branch`).
     """
 
     request: Request
