@@ -231,6 +231,8 @@ def main() -> None:
         parser.error("--processes must be at least 1")
     if options.model is not None and len(options.labs or []) != 1:
         parser.error("--model needs --labs with one lab, which judges this model")
+    if options.model is not None and Path(options.model).is_absolute():
+        parser.error("--model must be relative to the project, as the pages print the command")
     data, results = read_data(), read_results()
     if options.stale:
         old = stale(data, results)
