@@ -290,6 +290,21 @@ def stable(model: Model, ask: Callable[[], Any], copies: int = 2) -> bool:
     return same
 
 
+def stable_seeds(model: Model, prompts: Sequence[str], tokens: int) -> list[int]:
+    """As many seeds as prompts, with which what they sample is stable."""
+    seeds: list[int] = []
+    for seed in range(100):
+        prompt = prompts[len(seeds) % len(prompts)]
+
+        def sample(prompt: str = prompt, seed: int = seed) -> list[int]:
+            return model.generate([prompt], max_new_tokens=tokens, seed=seed, **SAMPLING)[0].ids
+
+        if len(seeds) < len(prompts) and stable(model, sample):
+            seeds.append(seed)
+    assert len(seeds) == len(prompts), "too few seeds are stable"
+    return seeds
+
+
 def choose(model: Model, candidates: Sequence[str], tokens: int, count: int = 3) -> Meta:
     """The `count` prompts of the largest margins that are stable, and as many stable seeds."""
     measured = []
@@ -304,16 +319,7 @@ def choose(model: Model, candidates: Sequence[str], tokens: int, count: int = 3)
     ][:count]
     assert len(chosen) == count, "too few prompts have a margin"
     prompts = [prompt for _, prompt, _ in chosen]
-    seeds: list[int] = []
-    for seed in range(100):
-        prompt = prompts[len(seeds) % count]
-
-        def sample(prompt: str = prompt, seed: int = seed) -> list[int]:
-            return model.generate([prompt], max_new_tokens=tokens, seed=seed, **SAMPLING)[0].ids
-
-        if len(seeds) < count and stable(model, sample):
-            seeds.append(seed)
-    assert len(seeds) == count, "too few seeds are stable"
+    seeds = stable_seeds(model, prompts, tokens)
     assert stable(model, lambda: model.generate([prompts[0]], max_new_tokens=tokens, beams=BEAMS)[0].ids)
     meta: Meta = {"prompts": prompts, "seeds": seeds, "tokens": tokens}
     meta |= {"greedy": [ids for _, _, ids in chosen], "margins": [size for size, _, _ in chosen]}

@@ -129,7 +129,13 @@ def nothing_recomputed(patch: Patch) -> None:
 
 
 def no_filters(patch: Patch) -> None:
-    patch.setattr(sampling, "filter_top", lambda scores, settings: scores)
+    draw = sampling.draw
+    plain = partial(replace, top_k=0, top_p=1.0, min_p=0.0)
+    patch.setattr(sampling, "draw", lambda scores, samplings, *rest: draw(scores, [*map(plain, samplings)], *rest))
+
+
+def one_bucket(patch: Patch) -> None:
+    patch.setattr(single_parts, "t5_bucket", lambda relative, **how: 0 * relative)
 
 
 def other_text(patch: Patch) -> None:
@@ -144,7 +150,7 @@ BROKEN: dict[Callable[[Patch], None], set[str]] = {
     no_mean: {"both norms, distance", "LayerNorm: change by adding 10"},
     mixing_mlp: {"MLP: change elsewhere, over own"},
     diagonal_projection: {"written outside a head's slice"},
-    no_mask: {"boolean less 0/-∞ mask"},
+    no_mask: {"boolean less 0/-∞ or 0/-1e9 mask"},
     unscaled_dropout: {"p 0.2: factor, distance from 1.25", "mean of 10,000 ones", "change outside training"},
     all_masked: {"share predicted by BERT", "share read as [MASK]", "share read unchanged"},
     one_random_word: {"other words read, different ones over expected"},
@@ -153,6 +159,7 @@ BROKEN: dict[Callable[[Patch], None], set[str]] = {
     static_masking: {"hidden next epoch too"},
     all_chosen_replaced: {"wrong labels of ELECTRA", "labelled replaced, of chosen"},
     nothing_recomputed: {"checkpointed: block calls, ratio", "checkpointed: bytes kept, ratio"},
+    one_bucket: {"distances in another bucket than by hand", "buckets of distances 0 to 7"},
     no_filters: {"four settings: standard deviations off"},
     other_text: {"right merges, of 3"},
 }
