@@ -83,7 +83,7 @@ CONTROLS = """
   };
   await timed("opened", open);
   const text = document.querySelector("textarea");
-  await timed("the text", () => use(text)); // from its first token on
+  if (text) await timed("the text", () => use(text)); // from its first token on
   for (;;) {
     const shown = [...place.querySelectorAll("button, input, select, textarea")]
       .filter((one) => one.checkVisibility() && !one.disabled && !unlimited.test(one.textContent));
