@@ -79,7 +79,12 @@ class AttentionSteps:
         title = "Scale"
         why = ""
         if scale == 1.0:
-            title, formula, why = "No scale", "s ← s", f"The products are not divided by √{width}. "
+            why = (
+                f"The products are not divided by √{width}. "
+                if width > 1
+                else "√1 is 1: there is nothing to divide by. "
+            )
+            title, formula = "No scale", "s ← s"
         why += self._spread(scale)
         if self.softcap is not None:
             formula += f",  then {self.softcap:g} · tanh(s / {self.softcap:g})"
