@@ -100,7 +100,7 @@ class OrderLab(Lab):
     length: int = size(10, "tokens of a row beside the first and the last, more than twice `most`")
     width: int = size(32, "model width D", multiple=4)
     depths: Ints = size((1, 2, 3, 4), "layers of the decoders without positions, from 1 on", values=2, ascending=True)
-    steps: int = size(150, "training steps")
+    steps: int = size(250, "training steps")
     rows: int = size(64, "rows of a training step")
     rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(2000, "rows that are tested")

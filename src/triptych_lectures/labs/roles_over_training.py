@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +55,35 @@ class History:
         return [look[layer][head] for look in scores]
 
 
+class Measures(NamedTuple):
+    """What is judged of one initialization, of one layer (`shallow`) and of two: the looks at which the loss of the
+    first reading, what a repetition saves and the scores of the two heads are midway; scores at the end; nats saved."""
+
+    midway_first: float
+    midway_saved: float
+    midway_induction: float
+    midway_previous: float
+    learned: float
+    induction: float
+    previous: float
+    saved: float
+    shallow_induction: float
+    shallow_previous: float
+    shallow_saved: float
+
+    @staticmethod
+    def of(shallow: History, deep: History, guess: float, table: float) -> "Measures":
+        """The loss of a guess and of the table are in nats a token."""
+        score, previous = deep.of_best(deep.induction, 1), deep.of_best(deep.previous, 0)
+        learned = min((guess - one.first[LOOKS // 3]) / (guess - table) for one in (shallow, deep))
+        first, fall, rise, before = map(_midway, (deep.first, deep.saved, score, previous))
+        return Measures(
+            first, fall, rise, before, learned, score[-1], previous[-1], fmean(deep.saved[-LAST:]),
+            max(max(look[0]) for look in shallow.induction), max(shallow.previous[-1][0]),
+            fmean(shallow.saved[-LAST:]),
+        )  # fmt: skip
+
+
 class RolesOverTrainingLab(Lab):
     name = "roles-over-training"
 
@@ -63,7 +93,8 @@ class RolesOverTrainingLab(Lab):
     follow: int = size(16, "tokens that may follow each, less than `vocab`")
     shortest: int = size(8, "tokens of the shortest walk, 8 or more", least=8)
     longest: int = size(20, "tokens of the longest one")
-    steps: int = size(400, "training steps, a multiple of 40", multiple=LOOKS)
+    draws: int = size(3, "initializations of each model; of each measure the median is judged")
+    steps: int = size(440, "training steps, a multiple of 40", multiple=LOOKS)
     rows: int = size(32, "rows of a training step")
     tested: int = size(32, "rows that are measured")
 
@@ -79,11 +110,12 @@ class RolesOverTrainingLab(Lab):
         table: Ids = np.stack(follow).astype(np.int32)
         data = Pairs(tuple(self._walk(table, noise) for _ in range(self.steps * self.rows)))
         tests = [self._walk(table, noise) for _ in range(self.tested)]
-        histories = {}
-        for layers in (1, 2):
-            setup.progress(f"training {counted(layers, 'layer')}: {self.steps} steps")
-            histories[layers] = self._trained(layers, data, tests, setup.seed)
-        return self.result(self._conclusion(histories[1], histories[2]), self._sections(histories))
+        histories = []
+        for draw in range(self.draws):
+            setup.progress(f"initialization {draw + 1} of {self.draws}: one layer and two, {self.steps} steps")
+            seed = setup.seed + 1000 * draw
+            histories.append({layers: self._trained(layers, data, tests, seed) for layers in (1, 2)})
+        return self.result(self._conclusion(histories), self._sections(histories[0]))
 
     def _walk(self, table: Ids, noise: np.random.Generator) -> Example:
         """A walk of distinct tokens twice over, trained at every token: each step is to a token that `table` lists,
@@ -106,25 +138,63 @@ class RolesOverTrainingLab(Lab):
         )  # fmt: skip
         return history
 
-    def _conclusion(self, shallow: History, deep: History) -> Conclusion:
+    def _conclusion(self, histories: Sequence[dict[int, History]]) -> Conclusion:
         guess, table = math.log(self.vocab), math.log(self.follow)
-        learned = min((guess - one.first[LOOKS // 3]) / (guess - table) for one in (shallow, deep))
-        score, saved = deep.of_best(deep.induction, 1), fmean(deep.saved[-LAST:])
-        in_shallow = max(max(look[0]) for look in shallow.induction) / score[-1]
-        less = fmean(shallow.saved[-LAST:])
+        every = [Measures.of(one[1], one[2], guess, table) for one in histories]
+        m = Measures(*map(median, zip(*every, strict=True)))
+        at, share = histories[0][2].steps, "share of the training"
+        midway = {name: at[int(getattr(m, f"midway_{name}"))] for name in ("saved", "induction", "previous")}
+        after = (m.midway_induction - m.midway_saved) / LOOKS
         return (
             clause(
                 "Both models first learn the table of what may follow what, which needs no attention:"
-                f" {learned:.0%} of the way or more after a third of the training.",
-                Check("learned of the table after a third of the training, the less of the two", learned, 0.5, 1.1),
+                f" {m.learned:.0%} of the way or more after a third of the training.",
+                Check("learned of the table after a third of the training, the less of the two", m.learned, 0.5, 1.1),
                 instead="The table alone was not learned first",
             ),
-            *_together(deep, score, saved, max(shallow.previous[-1][0])),
+            clause(
+                f"Then the loss of what is read again falls: what a repetition saves has come half its way by step"
+                f" {midway['saved']}. The score of a head of the second layer, which looks for what followed a token"
+                f" before, does so later, by step {midway['induction']}, and ends at {m.induction:.2f}.",
+                Check(f"induction score midway, after what a repetition saves, {share}", after, NEXT, SOON),
+                Check(
+                    f"what a repetition saves midway, after the loss of the first reading, {share}",
+                    (m.midway_saved - m.midway_first) / LOOKS,
+                    least=SOON,
+                ),
+                Check("induction score at the end", m.induction, least=APPEARED),
+                Check("nats that a repetition saves at the end", m.saved, least=1.0),
+                instead="The loss and the head did not change in this order",
+            ),
+            clause(
+                f"The head of the first layer that it reads from does so before it, by step {midway['previous']}, and"
+                f" ends with {m.previous:.2f} of its weight on the token before; in one layer the highest is"
+                f" {m.shallow_previous:.2f}.",
+                Check(
+                    "previous-token score midway, after that of induction",
+                    (m.midway_previous - m.midway_induction) / LOOKS,
+                    most=-NEXT,
+                ),
+                Check(
+                    "previous-token score in the first of two layers, over that of one layer",
+                    m.previous / m.shallow_previous,
+                    least=2.0,
+                ),
+                instead="That a head of two layers comes to read the token before, and none of one, was not seen",
+            ),
             clause(
                 "Control: in one layer, trained alike, no head of induction appears at any step. It saves"
-                f" {less:.1f} nats, two layers {saved:.1f}.",
-                Check("one layer: highest score at any step, over two layers' at the end", in_shallow, most=0.5),
-                Check("one layer: what a repetition saves at the end, over two layers'", less / saved, most=0.5),
+                f" {m.shallow_saved:.1f} nats, two layers {m.saved:.1f}.",
+                Check(
+                    "one layer: highest score at any step, over two layers' at the end",
+                    m.shallow_induction / m.induction,
+                    most=0.5,
+                ),
+                Check(
+                    "one layer: what a repetition saves at the end, over two layers'",
+                    m.shallow_saved / m.saved,
+                    most=0.5,
+                ),
                 instead="One layer is not clearly behind two",
             ),
         )
@@ -152,39 +222,6 @@ class RolesOverTrainingLab(Lab):
             curve("Scores of heads over training", "step", "weight", deep.steps, scores),
             TableSection("Over training", ("step", *losses, *scores), rows),
         )
-
-
-def _together(deep: History, score: Sequence[float], saved: float, before_in_shallow: float) -> Conclusion:
-    """When the loss falls in two layers and when the `score` of a head of the second rises; `saved` nats are what a
-    repetition comes to save, and `before_in_shallow` the highest weight on the token before that a head of one layer
-    ends with."""
-    previous = deep.of_best(deep.previous, 0)
-    rise, fall, of_table, before = map(_midway, (score, deep.saved, deep.first, previous))
-    at, ratio, share = deep.steps, previous[-1] / before_in_shallow, "share of the training"
-    return (
-        clause(
-            f"Then the loss of what is read again falls: what a repetition saves has come half its way by step"
-            f" {at[fall]}. The score of a head of the second layer, which looks for what followed a token before, does"
-            f" so later, by step {at[rise]}, and ends at {score[-1]:.2f}.",
-            Check(f"induction score midway, after what a repetition saves, {share}", (rise - fall) / LOOKS, NEXT, SOON),
-            Check(
-                f"what a repetition saves midway, after the loss of the first reading, {share}",
-                (fall - of_table) / LOOKS,
-                least=SOON,
-            ),
-            Check("induction score at the end", score[-1], least=APPEARED),
-            Check("nats that a repetition saves at the end", saved, least=1.0),
-            instead="The loss and the head did not change in this order",
-        ),
-        clause(
-            f"The head of the first layer that it reads from does so before it, by step {at[before]}, and ends with"
-            f" {previous[-1]:.2f} of its weight on the token before; in one layer the highest is"
-            f" {before_in_shallow:.2f}.",
-            Check("previous-token score midway, after that of induction", (before - rise) / LOOKS, most=-NEXT),
-            Check("previous-token score in the first of two layers, over that of one layer", ratio, least=2.0),
-            instead="That a head of two layers comes to read the token before, and none of one, was not seen",
-        ),
-    )
 
 
 @torch.no_grad()
