@@ -94,7 +94,7 @@ class RolesOverTrainingLab(Lab):
     shortest: int = size(8, "tokens of the shortest walk, 8 or more", least=8)
     longest: int = size(20, "tokens of the longest one")
     draws: int = size(3, "initializations of each model; of each measure the median is judged")
-    steps: int = size(440, "training steps, a multiple of 40", multiple=LOOKS)
+    steps: int = size(400, "training steps, a multiple of 40", multiple=LOOKS)
     rows: int = size(32, "rows of a training step")
     tested: int = size(32, "rows that are measured")
 
