@@ -73,6 +73,7 @@ class LecturePages:
         self.examples: Plain = results["examples"]
         self.lectures: Plain = data["path"]["lecture"]
         self.printed: set[tuple[str, ...]] = set()
+        self.owners: dict[str, str] = {}  # of each criterion with its numbers the first lab that has it
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -318,7 +319,11 @@ class LecturePages:
         first sentence of its remarks, which the command prints whole."""
         result = self.labs[name]
         remark = re.split(r"(?<=[.]) ", result["remarks"])[0]
-        rows = [f"- {check['claim']}: {measured(check)}" for check in checks_of(result)]
+        lines = [*dict.fromkeys(f"{check['claim']}: {measured(check)}" for check in checks_of(result))]
+        owners = [self.owners.setdefault(line, name) for line in lines]  # labs may share a control
+        rows = [
+            f"- {line}" if one == name else f"- as in `{one}`, {line}" for one, line in zip(owners, lines, strict=True)
+        ]
         parts = [f"`{result['command']}`", "\n".join(rows), remark if self.first(remark) else ""]
         return folded(f"Lab {name}: {verdict(result)}", "\n\n".join(filter(None, parts)), mark("lab", name))
 
