@@ -246,6 +246,7 @@ def test_dropout_places_fails_when_nothing_is_dropped(monkeypatch: pytest.Monkey
     assert {claim.split(":")[0] for claim in failed(result)} == {
         "residual stream, 12 layers",
         "cosine of two passes",
+        "usual places",
     }
     assert "That depth does not bear dropout on the stream was not seen" in result.meaning
 

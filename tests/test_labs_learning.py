@@ -161,7 +161,7 @@ def test_trained_scores_fails_when_every_dot_product_is_divided(monkeypatch: pyt
 
     monkeypatch.setattr(reading_heads, "attention", divided)
     claim = "d 1024: answers right with the additive score, less with the dot product without scale"
-    assert failed(small("trained-scores")) == {claim}
+    assert failed(small("trained-scores")) == {claim, "deviation of first scores, additive over the other"}
 
 
 def test_the_scores_are_those_of_their_names() -> None:
