@@ -5,7 +5,8 @@ reader can act and sees numbers, then medians of `--repeat` runs of an edit that
 all are computed again, and of a head taken out, each until the changed numbers are drawn.  Then pages with the baked
 trace of a text: the browser's first contentful paint, and when everything is drawn.  Last, the slowest answer to one
 control of the smaller live page and of the playground, at two widths: in each step of the walk and each chapter, one of
-every kind (buttons, sliders, fields, cells to paint) is used, but for those that write many tokens or save.
+every kind (buttons, sliders, fields, lists) is used, but for those that write many tokens or save.  Cells of a map are
+not pressed, which paint a mask.
 
 The same browser and driver as the tests' (`tests/browser.py`); one thread computes in the page.
 """
