@@ -17,6 +17,7 @@ from test_native_step import packed
 from triptych import machine
 from triptych.errors import InputError, ProbeError
 from triptych.generate import Engine, LiveRow, QueueProgress, Request, Sampling, Scheduler, forbid, scheduling
+from triptych.generate.pacing import FEWEST, SLOWER, Pace
 from triptych.generate.scheduling import AGING
 from triptych.generate.step_runner import StepRunner
 from triptych.model import Model, create
@@ -116,6 +117,39 @@ def test_a_step_runs_no_more_ids_than_its_budget_and_decodes_first(monkeypatch: 
         engine.step()
     assert steps[:6] == [{0: 4}, {0: 1, 1: 9}, {0: 1, 1: 7, 2: 2}, {0: 1, 1: 1, 2: 8}, {0: 1, 1: 1, 2: 6}, {0: 1, 2: 1}]
     assert max(sum(step.values()) for step in steps) == 10
+
+
+def test_a_long_prompt_does_not_hold_up_short_ones_and_is_read_meanwhile() -> None:
+    engine = Engine(tiny.encoder_decoder(), budget=12)
+    long, *short = engine.add(
+        Request(prompt=[5] * 200, source=[1] * 4, max_new_tokens=2, number=0),
+        *(Request(prompt=[6] * 8, source=[1] * 4, max_new_tokens=2, number=i) for i in range(1, 5)),
+    )
+    engine.step()  # sources
+    steps = 0
+    while any(row.reason is None for row in short):
+        before, steps = long.cached, steps + 1
+        engine.step()
+        assert long.cached > before, "the oldest prompt stands still"
+    assert steps <= 12
+    assert long.cached < 100
+
+
+def test_a_step_beside_prompts_is_a_fixed_number_of_times_longer() -> None:
+    """Steps of 1 ms for each row that decodes and 0.1 ms for each id of a prompt."""
+    pace = Pace(512)
+    assert pace.ids(8) == 512  # nothing is known
+    for decoding in (1, 4, 8):
+        pace.measured(1e-3 * decoding, decoding, 0)
+    pace.measured(1e-3 * 8 + 1e-4 * 512, 8, 512)
+    for decoding in (4, 8, 32):
+        ids = pace.ids(decoding)
+        assert (1e-3 * decoding + 1e-4 * ids) / (1e-3 * decoding) == pytest.approx(SLOWER, rel=0.02)
+    assert pace.ids(1) == FEWEST
+    assert pace.ids(0) == 512  # nobody waits
+    for _ in range(40):
+        pace.measured(1e-3, 1, 512)  # a step that is no longer than decoding alone: prompts cost nothing
+    assert pace.ids(8) == 512
 
 
 # -- who joins, and who leaves --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from triptych.text.detokenize import TextStream
 from .beam import beam_search, check_beams
 from .engine import Engine
 from .request import LiveRow, Request, TokenLogprobs
+from .row_text import RowText
 from .scheduling import MAX_ROWS, OnProgress, QueueProgress, Scheduler, check_fits, free_cache_bytes
 from .stops import before_stop
 
@@ -147,37 +148,29 @@ def pieces(
 def _pieces(
     scheduler: Scheduler, row: LiveRow, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None
 ) -> Iterator[str]:
-    unsure = max(map(len, stop), default=1) - 1  # so many characters may be the beginning of a stop string
-    held, guard = "", scheduler.engine.guard
+    text, guard = RowText(detokenizer, row.request.ends, stop), scheduler.engine.guard
     guard.visits += 1
     read = len(row.ids)  # not the outputs of a step: another caller of engine.step() has some
-    while row.request.max_new_tokens and (row.reason is None or read < len(row.ids)):
-        before: str | None = None
+    while row.request.max_new_tokens and not text.stopped and (row.reason is None or read < len(row.ids)):
         guard.only_own_code = on_token is None
         scheduler.step()
         if row.reason is None and row.cache is not scheduler.engine.cache and not scheduler.waits(row):
             raise InputError("the engine was reset, or freed this text's row, while it ran; begin the stream again")
         new, read = row.ids[read:], len(row.ids)
+        piece = ""
         for token in new:
             if on_token is not None:
                 on_token(row.request.number, token)
-            held += detokenizer.put(token) if token not in row.request.ends else ""
-            if (before := before_stop(held, stop)) is not None:
+            piece += text.put(token)
+            if text.stopped:
                 break
         if scheduler.failed is not None:
             raise scheduler.failed
-        if before is not None:
-            held = before
-            break
-        certain = len(held) - unsure
-        if certain > 0:
-            yield held[:certain]
-            held = held[certain:]
+        if piece:
+            yield piece
             guard.visits += 1
-    else:
-        held += detokenizer.flush()
-    if held:
-        yield held
+    if rest := text.finish():
+        yield rest
 
 
 def _generations(

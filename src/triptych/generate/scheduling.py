@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, perf_counter
 
 from triptych import machine
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, shown
 from .engine import Engine
+from .pacing import Pace
 from .request import LiveRow, Output, Request, check_row
 from .step_runner import TWO_THREADS
 
@@ -58,6 +59,7 @@ class Scheduler:
         self.deadlines: dict[LiveRow, float] = {}  # on the clock of `monotonic`
         self.cancelled: deque[LiveRow] = deque()  # since the last step, by any thread
         self.total = self.tokens = self.joined = 0
+        self.pace = Pace(engine.budget)
         self.failed: Exception | None = None  # the first error of a row in the last step
 
     def submit(self, request: Request) -> LiveRow:
@@ -104,12 +106,24 @@ class Scheduler:
             self._dismiss()
             self._admit()
             before = self.engine.rows
-            outputs = self.engine.step(isolate=True) if before else []
+            outputs = self._paced_step() if before else []
         finally:
             self.engine.guard.only_own_code = False
             self.engine.lock.release()
         self.failed = next((row.error for row in before if row.error is not None), None)
         self.tokens += sum(output.token is not None for output in outputs)
+        return outputs
+
+    def _paced_step(self) -> list[Output]:
+        """One step of the engine, with as many ids of prompts as leave the rows that decode their pace."""
+        engine = self.engine
+        lengths = {row: row.cached for row in engine.rows}
+        decoding = sum(len(row.ids) - row.cached == 1 and row.source is None for row in lengths)
+        engine.budget = decoding + self.pace.ids(decoding)
+        start = perf_counter()
+        outputs = engine.step(isolate=True)
+        prompt_ids = sum(row.cached - cached for row, cached in lengths.items()) - decoding
+        self.pace.measured(perf_counter() - start, decoding, max(prompt_ids, 0))
         return outputs
 
     def _dismiss(self) -> None:

@@ -138,7 +138,8 @@ class StepRunner:
     ) -> dict[LiveRow, int]:
         """The number of ids that each row runs in the next step, of about `budget`; rows that wait are left out.
 
-        Rows that decode come first, then the oldest prompts, of each at most `chunk` ids.  `fill` (`Prefixes.fill`) is
+        Rows that decode come first, then the prompts with the fewest ids left, of each at most `chunk` ids; the oldest
+        prompt has a quarter of what is left for prompts, so that it comes to its end.  `fill` (`Prefixes.fill`) is
         asked before an empty row begins.
         """
         running: dict[LiveRow, int] = {}
@@ -150,13 +151,15 @@ class StepRunner:
                 left -= 1 + len(row.draft)
             else:
                 reading.append(row)
-        for row in reading:
-            if left <= 0 and running:
-                break
+        of_oldest = max(left // 4, 1)
+        for row in sorted(reading, key=lambda row: len(row.ids) - row.cached):
+            most = max(left, of_oldest) if row is reading[0] else left - of_oldest * (reading[0] not in running)
+            if most <= 0 and running:
+                continue
             if not row.cached and fill is not None and not fill(row, rows):
                 continue
             rest = len(row.ids) - row.cached
-            running[row] = min(rest, self.chunk, max(left, 1)) if self.in_pieces else rest
+            running[row] = min(rest, self.chunk, max(most, 1)) if self.in_pieces else rest
             left -= running[row] + (0 if row.source is None else self.module.length(row.source))
         return running
 
