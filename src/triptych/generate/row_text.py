@@ -11,15 +11,18 @@ from .stops import before_stop, stop_strings
 class RowText:
     """Gives the text of a row in pieces, each as soon as no later id can change it: nothing of an end token, and
     nothing from the first stop string on, whose beginning is held back until it is certain.
-
-    stopped   whether the text has ended before a stop string.
     """
 
     def __init__(self, detokenizer: TextStream, ends: Collection[int] = (), stop: str | Sequence[str] = ()) -> None:
         self.detokenizer, self.ends, self.stop = detokenizer, ends, stop_strings(stop)
-        self.stopped = False
+        self._stopped = False
         self._unsure = max(map(len, self.stop), default=1) - 1  # characters that may begin a stop string
         self._held = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text has ended before a stop string."""
+        return self._stopped
 
     def put(self, token: int) -> str:
         """The text that the next id makes certain; none once it has stopped."""
@@ -27,7 +30,7 @@ class RowText:
             self._held += self.detokenizer.put(token) if token not in self.ends else ""
             before = before_stop(self._held, self.stop)
             if before is not None:
-                self._held, self.stopped = before, True
+                self._held, self._stopped = before, True
         return self._take(0 if self.stopped else self._unsure)
 
     def finish(self) -> str:

@@ -1,0 +1,214 @@
+"""A model with its engine in a thread of its own, which requests from an event loop reach and leave at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any
+
+from triptych.errors import InputError
+from triptych.generate import LiveRow, Request, Scheduler
+from triptych.generate.request import TokenLogprobs
+from triptych.generate.row_text import RowText
+from triptych.model import Model
+
+STOPPING = "the server is stopping; send the request again to another one, or later"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a step gave a request: new ids, their log-probabilities where they were requested, and the text that they
+    make certain.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`."""
+
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    reason: str | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class ServedRow:
+    """A request that a worker runs, as the event loop sees it: `async for` gives its pieces, the last one included.
+
+    row   in the engine; None until the worker has taken it, and where it was refused.
+    """
+
+    worker: ModelWorker
+    request: Request
+    stop: tuple[str, ...]
+    loop: asyncio.AbstractEventLoop
+    pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
+    row: LiveRow | None = None
+    text: RowText | None = None
+    cancelled: bool = False
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Leaving the loop before the last piece cancels the row."""
+        ended = False
+        try:
+            while not ended:
+                piece = await self.pieces.get()
+                ended = piece.reason is not None
+                yield piece
+        finally:
+            if not ended:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """Let the row leave before the next step; from any thread, also where it has ended."""
+        self.cancelled = True
+        self.worker.post(lambda: self.worker.drop(self))
+
+    def deliver(self, piece: Piece) -> None:
+        """From the thread of the worker."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+
+
+class ModelWorker:
+    """Runs the requests for one model, and other calls of it, one after another in one thread.
+
+    name        of the model in requests.
+    last_step   when the newest step ended (`monotonic`), or when work came to a worker that had none.
+    """
+
+    def __init__(self, model: Model, name: str, *, max_rows: int) -> None:
+        self.model, self.name = model, name
+        self.scheduler = Scheduler(model.engine(), max_rows=max_rows) if model.spec.decoder is not None else None
+        self.commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.rows: dict[LiveRow, ServedRow] = {}
+        self.last_step, self.stopping = monotonic(), False
+        self.lock, self.ended = Lock(), False  # of the end of the thread: nothing is queued behind it
+        self.thread = Thread(target=self._run, name=f"triptych {name}", daemon=True)
+        self.thread.start()
+
+    # -- from the event loop --------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, stop: tuple[str, ...] = ()) -> ServedRow:
+        """Queue a request.  What cannot be run comes as an error in its only piece."""
+        served = ServedRow(self, request, stop, asyncio.get_running_loop())
+        if not self.post(lambda: self._take(served)):
+            self._refuse(served, InputError(STOPPING))
+        return served
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """The result of a function that uses the model, called between two steps.  Raises what it raises, and
+        InputError where the worker has stopped."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        if not self.post(run):
+            raise InputError(STOPPING)
+        return await asyncio.wrap_future(future)
+
+    def post(self, command: Callable[[], object]) -> bool:
+        """Have the thread call this between two steps; False where the thread has ended."""
+        with self.lock:
+            if not self.ended:
+                self.commands.put(command)
+            return not self.ended
+
+    @property
+    def busy_for(self) -> float:
+        """Seconds since the newest step ended while requests wait or run; 0 where there are none."""
+        return monotonic() - self.last_step if self.rows else 0.0
+
+    def stop(self) -> None:
+        """Take no more requests, run those that are here to their ends, and end the thread."""
+        self.stopping = True
+        self.post(lambda: None)
+
+    # -- in the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self.rows or not self.stopping:
+            try:
+                command = self.commands.get(block=not self.rows)
+            except Empty:
+                self._step()
+                continue
+            command()
+        with self.lock:
+            self.ended = True
+        with suppress(Empty):
+            while True:
+                self.commands.get(block=False)()
+
+    def _refuse(self, served: ServedRow, error: Exception) -> None:
+        served.deliver(Piece((), "", reason="error", error=error))
+
+    def _take(self, served: ServedRow) -> None:
+        if served.cancelled:
+            served.deliver(Piece((), "", reason="cancelled"))
+            return
+        try:
+            if self.stopping:
+                raise InputError(STOPPING)
+            if self.scheduler is None:
+                raise InputError(f"{self.name} does not generate")
+            if self.model.tokenizer is not None:
+                served.text = RowText(self.model.tokenizer.stream(), served.request.ends, served.stop)
+            served.row = self.scheduler.submit(served.request)
+        except Exception as error:
+            self._refuse(served, error)
+            return
+        if not self.rows:
+            self.last_step = monotonic()
+        self.rows[served.row] = served
+
+    def drop(self, served: ServedRow) -> None:
+        """Cancel the row of a request, where it runs."""
+        if served.row is not None and self.scheduler is not None:
+            self.scheduler.cancel(served.row)
+
+    def _step(self) -> None:
+        assert self.scheduler is not None
+        try:
+            outputs = self.scheduler.step()
+        except Exception as error:  # a step that failed as a whole leaves its rows in an unknown state
+            self.scheduler.engine.reset()
+            for served in self.rows.values():
+                self._refuse(served, error)
+            self.rows.clear()
+            return
+        self.last_step = monotonic()
+        ids: dict[LiveRow, list[int]] = {}
+        logprobs: dict[LiveRow, list[TokenLogprobs]] = {}
+        for output in outputs:
+            if output.token is not None:
+                ids.setdefault(output.row, []).append(output.token)
+                logprobs.setdefault(output.row, []).extend([] if output.logprobs is None else [output.logprobs])
+        for row, served in [*self.rows.items()]:
+            if row in ids or row.reason is not None:
+                self._deliver(served, row, ids.get(row, []), logprobs.get(row, []))
+
+    def _deliver(self, served: ServedRow, row: LiveRow, ids: list[int], logprobs: list[TokenLogprobs]) -> None:
+        """Give a request what this step wrote, and let it end where it has."""
+        text, pieces, count = served.text, "", len(ids)
+        if text is not None:
+            count = 0
+            while count < len(ids) and not text.stopped:
+                pieces += text.put(ids[count])
+                count += 1
+        reason = "stop" if text is not None and text.stopped else row.reason
+        if reason is not None:
+            pieces += "" if text is None else text.finish()
+            del self.rows[row]
+            if row.reason is None:
+                assert self.scheduler is not None
+                self.scheduler.cancel(row)
+        served.deliver(Piece(tuple(ids[:count]), pieces, tuple(logprobs[:count]), reason, row.error))
