@@ -16,8 +16,8 @@ from triptych.text import character_tokenizer
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
-@pytest.fixture
-def worker() -> Iterator[ModelWorker]:
+def letters() -> Model:
+    """A small decoder of letters, whose weights are large enough for it to write something."""
     tokenizer = character_tokenizer(LETTERS)
     config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
               "intermediate_size": 24, "vocab_size": tokenizer.vocab_size, "max_position_embeddings": 256}  # fmt: skip
@@ -25,7 +25,12 @@ def worker() -> Iterator[ModelWorker]:
     for parameter in model.module.parameters():
         if parameter.dim() == 2:
             parameter.data.mul_(20)
-    one = ModelWorker(model, "letters", max_rows=4)
+    return model
+
+
+@pytest.fixture
+def worker() -> Iterator[ModelWorker]:
+    one = ModelWorker(letters(), "letters", max_rows=4)
     yield one
     one.stop()
     one.thread.join(60)

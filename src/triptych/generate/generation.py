@@ -151,7 +151,8 @@ def _pieces(
     text, guard = RowText(detokenizer, row.request.ends, stop), scheduler.engine.guard
     guard.visits += 1
     read = len(row.ids)  # not the outputs of a step: another caller of engine.step() has some
-    while row.request.max_new_tokens and not text.stopped and (row.reason is None or read < len(row.ids)):
+    stopped = False
+    while row.request.max_new_tokens and not stopped and (row.reason is None or read < len(row.ids)):
         guard.only_own_code = on_token is None
         scheduler.step()
         if row.reason is None and row.cache is not scheduler.engine.cache and not scheduler.waits(row):
@@ -162,7 +163,8 @@ def _pieces(
             if on_token is not None:
                 on_token(row.request.number, token)
             piece += text.put(token)
-            if text.stopped:
+            stopped = text.stopped
+            if stopped:
                 break
         if scheduler.failed is not None:
             raise scheduler.failed

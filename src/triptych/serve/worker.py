@@ -127,6 +127,10 @@ class ModelWorker:
         """Seconds since the newest step ended while requests wait or run; 0 where there are none."""
         return monotonic() - self.last_step if self.rows else 0.0
 
+    def healthy(self, longest: float) -> bool:
+        """Whether the thread lives, and no step has taken longer than so many seconds."""
+        return self.thread.is_alive() and self.busy_for <= longest
+
     def stop(self) -> None:
         """Take no more requests, run those that are here to their ends, and end the thread."""
         self.stopping = True

@@ -1,0 +1,89 @@
+"""The generation requests of a body's fields: sampling, limits, penalties and biases."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.generate import Request, Rule, Sampling
+from triptych.model import Model
+from triptych.nn import InputRow
+from triptych.tasks.generation_requests import end_ids
+from .fields import ApiError, Fields
+
+LAST_SEED = 2**53 - 1  # that JSON carries exactly
+
+
+def seed_of(fields: Fields) -> int:
+    """The seed of a request; a random one where it has none, which the response names."""
+    seed = fields.get("seed")
+    return random.randrange(2**31) if seed is None else int(seed) & LAST_SEED
+
+
+def stop_of(fields: Fields) -> tuple[str, ...]:
+    stop = fields.get("stop", ())
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def generation_request(
+    model: Model, fields: Fields, prompt: Sequence[int], source: InputRow | None, number: int, seed: int, **more: Any
+) -> Request:
+    """One row of a request: `number` of its `n`, or of its prompts.  The limit is what the model has left unless one is
+    given.
+
+    Raises ApiError for settings that cannot be, and for a prompt that leaves no room.
+    """
+    longest = model.spec.longest_row
+    room = None if longest is None else longest - len(prompt)
+    wanted = fields.get("max_completion_tokens", fields.get("max_tokens"))
+    if room is not None and room < 1:
+        raise ApiError(400, f"the prompt has {len(prompt):,} tokens, and the model reads at most {longest:,}", "prompt")
+    limit = min(room or 512, 512) if wanted is None else wanted
+    try:
+        sampling = Sampling(
+            temperature=fields.get("temperature", 1.0), top_p=fields.get("top_p", 1.0), top_k=fields.get("top_k", 0),
+            min_p=fields.get("min_p", 0.0), repetition_penalty=fields.get("repetition_penalty", 1.0), seed=seed,
+        )  # fmt: skip
+        return Request(
+            prompt=prompt, source=source, sampling=sampling, max_new_tokens=limit, ends=end_ids(model.inputs),
+            rules=rules_of(model, fields, len(prompt)), number=number, priority=fields.get("priority", 0),
+            deadline=fields.get("timeout"), **more,
+        )  # fmt: skip
+    except InputError as error:
+        raise ApiError(400, str(error)) from None
+
+
+def rules_of(model: Model, fields: Fields, prompt: int) -> list[Rule]:
+    """`logit_bias`, and the penalties of what the row has written: `presence_penalty` once for each token that it has,
+    `frequency_penalty` as often as it has it (as OpenAI's API defines them)."""
+    rules: list[Rule] = []
+    bias = _bias(fields.get("logit_bias") or {}, model.spec.vocab)
+    if bias:
+        ids, values = torch.tensor([*bias]), torch.tensor([*bias.values()])
+        rules.append(lambda logits, row: logits.index_add_(0, ids.to(logits.device), values.to(logits.device)))
+    presence, frequency = fields.get("presence_penalty", 0.0), fields.get("frequency_penalty", 0.0)
+    if presence or frequency:
+
+        def penalized(logits: Tensor, row: Sequence[int]) -> Tensor:
+            written, counts = torch.tensor(row[prompt:], dtype=torch.long).unique(return_counts=True)
+            lower = (presence + frequency * counts).to(logits)
+            return logits.index_add_(0, written.to(logits.device), -lower)
+
+        rules.append(penalized)
+    return rules
+
+
+def _bias(given: dict[str, Any], vocab: int) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        known = key.isascii() and key.isdigit() and int(key) < vocab
+        if not known or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            problem = f"logit_bias must have token ids below {vocab:,} and numbers from -100 to 100"
+            raise ApiError(400, problem, "logit_bias")
+        bias[int(key)] = float(value)
+    return bias
