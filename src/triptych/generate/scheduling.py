@@ -138,22 +138,27 @@ class Scheduler:
                 row.reason = leaving[row]
             self.engine.free(running)
             self.waiting = deque(one for one in self.waiting if one.row.reason is None)
-        for row in [row for row in self.deadlines if row.reason is not None]:
+        here = {*self.engine.rows, *(one.row for one in self.waiting)} if self.deadlines else set[LiveRow]()
+        for row in [row for row in self.deadlines if row not in here]:
             del self.deadlines[row]
 
     def _admit(self) -> None:
         joining: list[LiveRow] = []
+        if not self.waiting or len(self.engine.rows) >= self.max_rows:
+            return
+        without_room: list[WaitingRow] = []
         for one in sorted(self.waiting, key=lambda one: -one.priority(self.joined)):  # stable: of equal ones the oldest
-            if len(self.engine.rows) + len(joining) >= self.max_rows:
+            full = len(self.engine.rows) + len(joining) >= self.max_rows
+            if full or any(other.overtaken >= MOST_OVERTAKEN for other in without_room):
                 break
-            if self._fits(joining, one.row):
-                joining.append(one.row)
-                self.waiting.remove(one)
-                self.joined += 1
-            elif one.overtaken >= MOST_OVERTAKEN:
-                break
-            else:
-                one.overtaken += 1
+            if not self._fits(joining, one.row):
+                without_room.append(one)
+                continue
+            joining.append(one.row)
+            self.waiting.remove(one)
+            self.joined += 1
+            for other in without_room:
+                other.overtaken += 1
         if not joining:
             return
         running = [*self.engine.rows, *joining]
