@@ -117,9 +117,11 @@ def _by_torch(scores: Tensor, samplings: Sequence[Sampling], numbers: Sequence[f
         else:
             # At most 0, so that nothing overflows.
             scaled = (chosen - chosen.amax(dim=-1, keepdim=True)) / max(sampling.temperature, TINY)
-            probs = filter_top(scaled, sampling).cpu().double().softmax(dim=-1)
+            filtered = filter_top(scaled, sampling)
+            filtered = filtered.cpu() if filtered.device.type == "mps" else filtered  # which has no fp64
+            probs = filtered.double().softmax(dim=-1)
             sums = probs.cumsum(dim=-1)
-            targets = torch.tensor([[numbers[i]] for i in members], dtype=sums.dtype) * sums[:, -1:]
+            targets = sums.new_tensor([[numbers[i]] for i in members]) * sums[:, -1:]
             best = torch.searchsorted(sums, targets, right=True)[:, 0]
         for i, token in zip(members, best.tolist(), strict=True):
             tokens[i] = token
