@@ -29,6 +29,7 @@ from . import (
     patch,
     reading,
     search,
+    serve,
     train,
     transcribe,
     writing,
@@ -64,7 +65,7 @@ _COMMANDS: dict[str, list[Callable[..., None]]] = {
     "Run": [
         generate.generate, chat.chat, reading.fill, reading.encode, search.search, reading.classify, writing.caption,
         reading.tag, writing.answer, writing.summarize, writing.translate, transcribe.transcribe,
-        convert_and_page.convert,
+        convert_and_page.convert, serve.serve,
     ],
     "Inspect": [
         explain.explain, inspect.inspect, heads.heads, lens.lens, patch.patch, ablate.ablate, convert_and_page.page,
