@@ -12,7 +12,8 @@ import pytest
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 
 from test_serve_worker import letters  # noqa: E402
-from triptych.serve.app import ADVICE, Server  # noqa: E402
+from triptych.serve.app import Server  # noqa: E402
+from triptych.serve.generation import ADVICE  # noqa: E402
 from triptych.serve.worker import ModelWorker  # noqa: E402
 
 

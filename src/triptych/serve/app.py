@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import hmac
-import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import openai
-from .fields import ApiError, Fields, read
+from . import chat, completions
+from .fields import ApiError, Fields
 from .worker import ModelWorker
 
-ADVICE = "x-triptych-without-effect"  # names the fields of a request that have none
 LARGEST_BODY = 16 << 20  # bytes
 STALLED = 60.0  # seconds without a step while requests run, after which the server is not healthy
-Handler = Callable[[HttpRequest], Awaitable[Response]]
 log = logging.getLogger(__name__)
 
 
@@ -38,8 +36,8 @@ class Server:
             Route("/health", self.health),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            *completions.routes(self),
+            *chat.routes(self),
         ]
 
         @asynccontextmanager
@@ -52,18 +50,9 @@ class Server:
             routes=routes,
             lifespan=lifespan,
             max_body_size=LARGEST_BODY,
-            middleware=[Middleware(BaseHTTPMiddleware, dispatch=self.guarded)],
+            middleware=[] if self.key is None else [Middleware(KeyRequired, key=self.key)],
             exception_handlers={ApiError: answered, 404: not_found, 405: not_found, Exception: failed},
         )
-
-    async def guarded(self, request: HttpRequest, handler: Handler) -> Response:
-        """The response of a route; 401 without the key."""
-        if self.key is not None:
-            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-            given = request.headers.get("x-api-key", bearer)
-            if not hmac.compare_digest(given.encode(), self.key.encode()):
-                return error_response(ApiError(401, "give the server's key as Authorization: Bearer KEY"))
-        return await handler(request)
 
     async def health(self, request: HttpRequest) -> Response:
         """Whether tokens come wherever they are waited for."""
@@ -82,18 +71,6 @@ class Server:
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "triptych"}
 
-    async def completions(self, request: HttpRequest) -> Response:
-        fields = await body(request, "sampling", "completions")
-        worker = self.worker_of(fields)
-        requests = openai.completion_requests(worker, fields)
-        return await self._answer(openai.Generation(worker, fields, requests, kind="cmpl"))
-
-    async def chat(self, request: HttpRequest) -> Response:
-        fields = await body(request, "sampling", "chat")
-        worker = self.worker_of(fields)
-        requests = openai.chat_requests(worker, fields)
-        return await self._answer(openai.Generation(worker, fields, requests, kind="chatcmpl"))
-
     def worker_of(self, fields: Fields) -> ModelWorker:
         """The model that a request names; the only one where it names none."""
         name = fields.get("model")
@@ -103,22 +80,22 @@ class Server:
             raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists them", "model", "model_not_found")
         return self.workers[name]
 
-    async def _answer(self, generation: openai.Generation) -> Response:
-        headers = {ADVICE: ", ".join(generation.fields.advice)} if generation.fields.advice else {}
-        if generation.fields.get("stream"):
-            return StreamingResponse(openai.events(generation), media_type="text/event-stream", headers=headers)
-        return JSONResponse(await openai.whole(generation), headers=headers)
 
+class KeyRequired:
+    """Answers 401 to every request without the key, before anything else is read of it."""
 
-async def body(request: HttpRequest, *tables: str) -> Fields:
-    """The fields of a JSON body.  Raises ApiError for anything else."""
-    if not request.headers.get("content-type", "").startswith("application/json"):
-        raise ApiError(415, "send the body as application/json")
-    try:
-        data = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is no JSON") from None
-    return read(data, *tables)
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self.app, self.key = app, key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            bearer = headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(headers.get("x-api-key", bearer).encode(), self.key):
+                refusal = error_response(ApiError(401, "give the server's key as Authorization: Bearer KEY"))
+                await refusal(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 def error_response(error: ApiError) -> JSONResponse:

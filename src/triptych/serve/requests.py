@@ -1,12 +1,14 @@
-"""The generation requests of a body's fields: sampling, limits, penalties and biases."""
+"""Bodies, and the generation requests of their fields: sampling, limits, penalties and biases."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
 from triptych.errors import InputError
@@ -14,9 +16,20 @@ from triptych.generate import Request, Rule, Sampling
 from triptych.model import Model
 from triptych.nn import InputRow
 from triptych.tasks.generation_requests import end_ids
-from .fields import ApiError, Fields
+from .fields import ApiError, Fields, read
 
 LAST_SEED = 2**53 - 1  # that JSON carries exactly
+
+
+async def body(request: HttpRequest, *tables: str) -> Fields:
+    """The fields of a JSON body.  Raises ApiError for anything else."""
+    if not request.headers.get("content-type", "").startswith("application/json"):
+        raise ApiError(415, "send the body as application/json")
+    try:
+        data = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is no JSON") from None
+    return read(data, *tables)
 
 
 def seed_of(fields: Fields) -> int:

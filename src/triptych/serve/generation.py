@@ -1,0 +1,141 @@
+"""The rows of one request while they run, and the responses that are made of them: whole, or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from triptych.errors import TriptychError
+from triptych.generate import Request
+from triptych.generate.request import TokenLogprobs
+from .fields import ApiError, Fields
+from .requests import stop_of
+from .worker import ModelWorker, Piece
+
+ADVICE = "x-triptych-without-effect"  # names the fields of a request that have none
+REASONS = {"end": "stop", "stop": "stop", "length": "length", "deadline": "length", "cancelled": "stop"}
+
+
+@dataclass(eq=False)
+class Generated:
+    """One choice of a response while it is written: its text so far, its ids, their log-probabilities where they were
+    requested, and why it ended."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reason: str | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The reason by OpenAI's words."""
+        return REASONS.get(self.reason or "")
+
+
+class Generation:
+    """The rows of one request, which begin at once, and their choices."""
+
+    def __init__(self, worker: ModelWorker, fields: Fields, requests: Sequence[Request], *, kind: str) -> None:
+        self.worker, self.fields = worker, fields
+        self.id, self.created = f"{kind}-{uuid.uuid4().hex}", int(time.time())
+        self.prompt_tokens = sum(len(one.prompt) for one in {id(one.prompt): one for one in requests}.values())
+        self.choices = [Generated() for _ in requests]
+        stop = stop_of(fields)
+        self.rows = [worker.submit(request, stop) for request in requests]
+
+    @property
+    def usage(self) -> dict[str, int]:
+        written = sum(len(choice.ids) for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens, "completion_tokens": written,
+            "total_tokens": self.prompt_tokens + written,
+        }  # fmt: skip
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """The pieces of all rows as they come, each with the number of its choice.  Raises ApiError where a row failed;
+        rows that still run are cancelled, however this ends."""
+        queue: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+
+        async def forward(number: int, row: AsyncIterator[Piece]) -> None:
+            async for piece in row:
+                await queue.put((number, piece))
+
+        tasks = [asyncio.create_task(forward(number, aiter(row))) for number, row in enumerate(self.rows)]
+        try:
+            while any(choice.reason is None for choice in self.choices):
+                number, piece = await queue.get()
+                choice = self.choices[number]
+                choice.text += piece.text
+                choice.ids += piece.ids
+                choice.logprobs += piece.logprobs
+                choice.reason = piece.reason
+                if piece.reason == "error":
+                    raise failure(piece.error)
+                yield number, piece
+        finally:
+            for task, row, choice in zip(tasks, self.rows, self.choices, strict=True):
+                task.cancel()
+                if choice.reason is None:
+                    row.cancel()
+
+    async def finish(self) -> None:
+        """Wait until all rows have ended.  Raises as `pieces`."""
+        async for _ in self.pieces():
+            pass
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.worker.name}
+
+
+def failure(error: Exception | None) -> ApiError:
+    """The response to an error of a row: the caller's where it says so, else one without any detail of the inside."""
+    if isinstance(error, TriptychError):
+        return ApiError(400, str(error))
+    return ApiError(500, "the request failed; the server's log says why")
+
+
+async def respond(
+    request: HttpRequest, generation: Generation, whole: Callable[[], Mapping[str, Any]],
+    events: Callable[[], AsyncIterator[bytes]],
+) -> Response:  # fmt: skip
+    """The response to a request: `events()` as a stream where it wants one, else `whole()` once all rows have ended.
+    The rows are cancelled where the client leaves before."""
+    advice = generation.fields.advice
+    headers = {ADVICE: ", ".join(advice)} if advice else {}
+    if generation.fields.get("stream"):
+        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+    finish, left = asyncio.ensure_future(generation.finish()), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({finish, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not finish.done():
+            return Response(status_code=499)  # nobody reads it
+        finish.result()
+    finally:
+        finish.cancel()
+        left.cancel()
+    return JSONResponse(whole(), headers=headers)
+
+
+async def _disconnected(request: HttpRequest) -> None:
+    """Returns when the client has closed the connection; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: object, name: str | None = None) -> bytes:
+    """A server-sent event (HTML standard, 9.2)."""
+    first = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return first + b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error after the response has begun, in OpenAI's form."""
+    return event({"error": {"message": error.message, "type": "server_error", "param": None, "code": error.code}})
