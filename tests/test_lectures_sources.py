@@ -1,7 +1,9 @@
 """The sources of a recorded result: all files that its lab imports, directly or not, and no others."""
 
+import importlib
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,59 @@ def test_all_that_is_imported_counts(src: Path, module: str, uses: set[str]) -> 
         assert lecture_sources.digest(name, src=src) != before, path
         (src / path).write_text(text, "utf-8")
     assert lecture_sources.digest(name, src=src) == before
+
+
+def test_of_a_lab_only_what_its_run_enters_counts(src: Path) -> None:
+    files = {
+        "triptych_lectures/lab.py": "from triptych import unused\nfrom triptych.used import Pair, run\n"
+        "from triptych.limits import MOST\nfrom triptych.native import library",
+        "triptych/used.py": "from triptych.unused import at_import\nat_import()\ndef run():\n    pass",
+        "triptych/limits.py": "MOST = 3",
+        "triptych/unused.py": "def at_import():\n    pass",
+        "triptych/native/loader.py": "def library():\n    pass",
+    }
+    for name, text in files.items():
+        (src / name).write_text(text, "utf-8")
+
+    def digest(*entered: str) -> str:
+        return lecture_sources.digest("triptych_lectures.lab", src=src, entered=entered)
+
+    for changed, counts in (
+        ("triptych/used.py", True), ("triptych/limits.py", True), ("triptych/unused.py", False),
+        ("triptych/native/loader.py", False), ("triptych/native/step.c", False),
+    ):  # fmt: skip
+        before, text = digest("triptych.used"), (src / changed).read_text("utf-8")
+        with_native = digest("triptych.used", "triptych.native.loader")
+        (src / changed).write_text(f"{text}\nchanged = 1", "utf-8")
+        assert (digest("triptych.used") != before) is counts, changed
+        assert (digest("triptych.used", "triptych.native.loader") != with_native) is (counts or "native" in changed)
+        (src / changed).write_text(text, "utf-8")
+
+
+def test_what_a_run_enters_is_noted_and_what_an_import_runs_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "triptych_lectures_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "late.py").write_text(
+        "from dataclasses import dataclass\nfrom .helper import at_import\nat_import()\n"
+        "@dataclass\nclass Point:\n    x: int\n"
+        "def run():\n    from . import deeper\n    deeper.run()\n    return Point(3)"
+    )
+    (package / "helper.py").write_text("def at_import():\n    pass")
+    (package / "deeper.py").write_text("class Unused:\n    def method(self): pass\ndef run():\n    pass")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(lecture_sources, "PACKAGES", (package.name,))
+    with lecture_sources.EnteredModules() as entered:
+        module = importlib.import_module(f"{package.name}.late")
+        thread = threading.Thread(target=module.run)
+        thread.start()
+        thread.join()
+    assert entered.names == {f"{package.name}.late", f"{package.name}.deeper"}
+    with lecture_sources.EnteredModules() as entered:
+        module.Point(4)  # a method whose code has no file
+    assert entered.names == {f"{package.name}.late"}
 
 
 def test_words_may_change(src: Path) -> None:

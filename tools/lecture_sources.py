@@ -1,5 +1,5 @@
-"""The source files that a module imports, directly or not, within this repository's two packages, and the digest of
-what runs of them.
+"""The source files that a module imports, directly or not, within this repository's two packages, which of them a run
+enters, and the digest of what runs of them.
 
 Imports are read from the syntax, not run: those inside functions count, those under `if TYPE_CHECKING` do not.  Where a
 package's `__init__` imports a name only when it is used, the module that has this name counts, once something uses it.
@@ -7,11 +7,16 @@ package's `__init__` imports a name only when it is used, the module that has th
 
 import ast
 import hashlib
+import inspect
 import io
+import sys
+import threading
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
+from types import FrameType
+from typing import Self
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 PACKAGES = ("triptych", "triptych_lectures")
@@ -20,12 +25,58 @@ NATIVE = "triptych.native.loader"  # it loads what the C files beside it are com
 Names = dict[str, str]  # a name in a file -> the module that it stands for, or that has it
 
 
-def digest(*modules: str, src: Path = SRC) -> str:
-    """SHA-256 of the paths of the modules' source files and of what runs of them (`what_runs`)."""
+class EnteredModules:
+    """Within a `with` block, notes the modules of this repository whose functions are called, from any thread that
+    begins in it.  What runs while a module is imported does not count: it runs whether the module is used or not."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._importing: dict[int, int] = {}  # thread -> modules that it is importing, one inside another
+
+    def __enter__(self) -> Self:
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]  # documented, and missing in the types
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "return"):
+            return
+        code, thread = frame.f_code, threading.get_ident()
+        if code.co_name == "<module>":
+            self._importing[thread] = self._importing.get(thread, 0) + (1 if event == "call" else -1)
+        elif event == "call" and not self._importing.get(thread) and code.co_flags & inspect.CO_OPTIMIZED:
+            name = str(frame.f_globals.get("__name__"))  # a dataclass's methods have it too, whose code has no file
+            if name.split(".")[0] in PACKAGES:
+                self.names.add(name)
+
+
+def digest(*modules: str, src: Path = SRC, entered: Collection[str] | None = None) -> str:
+    """SHA-256 of the paths of the modules' source files and of what runs of them (`what_runs`).  With `entered`, a file
+    counts only where a function of its module is called, and where it has none."""
+    files = sources(*modules, src=src)
+    if entered is not None:
+        files = {path for path in files if _counts(path, src, entered)}
+        files |= {path for name in entered if (path := file_of(name, src)) is not None}
     total = hashlib.sha256()
-    for path in sorted(sources(*modules, src=src)):
+    for path in sorted(files):
         total.update(f"{path.relative_to(src).as_posix()}\0".encode() + hashlib.sha256(what_runs(path)).digest())
     return total.hexdigest()
+
+
+def _counts(path: Path, src: Path, entered: Collection[str]) -> bool:
+    if path.suffix in (".c", ".h"):
+        return NATIVE in entered
+    module = ".".join(path.relative_to(src).with_suffix("").parts).removesuffix(".__init__")
+    return module in entered or (path.suffix == ".py" and not _has_functions(path.read_text("utf-8")))
+
+
+@cache
+def _has_functions(text: str) -> bool:
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(ast.parse(text)))
 
 
 def what_runs(path: Path) -> bytes:

@@ -13,7 +13,8 @@
 
 `lectures.toml` has the entries: commands, labs, tests and our own answers.  `lectures.results.json` has the results of
 the last run of each lab and worked example, with a digest of the code that it imports, directly or not, comments and
-docstrings left out.  A result is stale when that has changed since; it stays on the page, marked.  A lab runs with
+docstrings left out; of labs only the modules count whose functions a run calls, and those that have none.  A result is
+stale when that has changed since; it stays on the page, marked.  A lab runs with
 the sizes that `triptych lab NAME` has, and with as many seeds as its `seeds` says, from `FIRST_SEED` on: none of the
 seeds at which labs are developed.  The finished seeds of a run that was interrupted are in `runs/lectures`.
 """
@@ -28,7 +29,7 @@ import multiprocessing
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from triptych_lectures.labs.seeds import SeedsResult
 
 from lecture_pages import LecturePages, entries
+from lecture_sources import EnteredModules
 from lecture_sources import digest as digest_of_sources
 
 from triptych_lectures.labs import LABS, module_of
@@ -63,11 +65,13 @@ def read_results() -> Plain:
 # ---------------------------------------------------------------- recorded results
 
 
-def digest(kind: str, name: str) -> str:
-    """SHA-256 of all source files that a lab imports and of its words in labs.toml, or of those of worked examples."""
+def digest(kind: str, name: str, entered: Sequence[str] | None = None) -> str:
+    """SHA-256 of the source files of worked examples, or of a lab and of its words in labs.toml: of all files that the
+    lab imports, or of those that count where its run calls functions of the modules `entered`."""
     if kind != "labs":
         return digest_of_sources("triptych.explain.examples")
-    return hashlib.sha256(f"{digest_of_sources(module_of(name))} {sorted(TEXTS[name].items())}".encode()).hexdigest()
+    of_files = digest_of_sources(module_of(name), entered=entered)
+    return hashlib.sha256(f"{of_files} {sorted(TEXTS[name].items())}".encode()).hexdigest()
 
 
 def wanted(data: Plain) -> dict[str, list[str]]:
@@ -80,9 +84,13 @@ def wanted(data: Plain) -> dict[str, list[str]]:
 def stale(data: Plain, results: Plain) -> dict[str, list[str]]:
     """The labs and examples that are not recorded, or were recorded before a change of their sources."""
     return {
-        kind: [name for name in names if results[kind].get(name, {}).get("sources") != digest(kind, name)]
+        kind: [name for name in names if (one := results[kind].get(name)) is None or is_stale(kind, name, one)]
         for kind, names in wanted(data).items()
     }
+
+
+def is_stale(kind: str, name: str, result: Plain) -> bool:
+    return bool(result["sources"] != digest(kind, name, result.get("entered")))
 
 
 def marked(results: Plain, old: dict[str, list[str]]) -> Plain:
@@ -148,6 +156,7 @@ def recorded_lab(
 
     torch.set_num_threads(threads)
     result, recorded = run_lab(name, seeds, full=full, model=model)
+    recorded["entered"] = entered_by(name, full=full, model=model)
     print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
     pictures.of_lab(name, result, recorded["command"])
     return name, recorded
@@ -182,6 +191,16 @@ def run_lab(
     return result, words | {"conclusion": conclusion, "seconds": round(run.seconds, 1)}
 
 
+def entered_by(name: str, *, full: bool, model: str | None) -> list[str]:
+    """The modules of this repository whose functions a run of the lab calls, at the first seed."""
+    from triptych_lectures.labs.lab import Setup
+    from triptych_lectures.labs.report import timed
+
+    with EnteredModules() as entered:
+        timed(name, Setup(full=full, model=model, seed=FIRST_SEED, progress=lambda text: None))
+    return sorted(entered.names)
+
+
 def recorded_clause(clause: Clause) -> Plain:
     """A statement, in how many seeds it holds, and its criteria with what each seed measured."""
     from triptych_lectures.labs.lab import number
@@ -197,7 +216,7 @@ def recorded_clause(clause: Clause) -> Plain:
 
 def save(results: Plain, kind: str, name: str, result: Plain) -> None:
     """Put one result into `results` and write the whole file."""
-    results[kind][name] = {"sources": digest(kind, name), **result}
+    results[kind][name] = {"sources": digest(kind, name, result.get("entered")), **result}
     ordered = {kind: dict(sorted(of_kind.items())) for kind, of_kind in results.items()}
     RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
