@@ -26,6 +26,7 @@ from triptych.cli import main
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, PromptLookup, Request, Sampling, Speculation
 from triptych.generate.beam import beam_search
+from triptych.generate.sampling import sample
 from triptych.model import Model
 from triptych.program import lower
 from triptych.program.static_executor import StaticStep
@@ -365,3 +366,19 @@ def test_a_gpu_that_is_full_is_one_line(capsys: Captured) -> None:
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "not enough memory" in error
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=1.0, top_p=0.95, seed=3), Sampling(temperature=0.7, top_k=9)]
+)
+def test_sampling_stays_on_the_gpu_and_draws_what_the_cpu_draws(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(5)) * 3
+    wanted = sample(logits, sampling, range(64), [[1]] * 64)
+    copied: list[int] = []
+    to_cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: copied.append(self.numel()) or to_cpu(self))
+    drawn = sample(logits.cuda(), sampling, range(64), [[1]] * 64)
+    assert all(count <= 64 for count in copied), "scores were copied to the CPU"
+    assert sum(a != b for a, b in zip(drawn, wanted, strict=True)) <= 1, "but for one number at the edge of a token"

@@ -18,7 +18,7 @@ from triptych import machine
 from triptych.errors import InputError, ProbeError
 from triptych.generate import Engine, LiveRow, QueueProgress, Request, Sampling, Scheduler, forbid, scheduling
 from triptych.generate.pacing import FEWEST, SLOWER, Pace
-from triptych.generate.scheduling import AGING
+from triptych.generate.scheduling import AGING, MOST_OVERTAKEN, WaitingRow
 from triptych.generate.step_runner import StepRunner
 from triptych.model import Model, create
 from triptych.nn import Transformer
@@ -195,6 +195,40 @@ def test_a_long_prompt_that_does_not_fit_is_overtaken_but_not_for_ever() -> None
     assert long.new == alone(engine.module, wanted)
 
 
+def test_only_those_that_join_count_as_overtaking() -> None:
+    """A long wait in which nobody joins leaves all others their right to join first."""
+    engine, source = Engine(tiny.encoder_decoder()), [1] * 4
+    slot = engine.cache.slot_bytes(64) + engine.cross.slot_bytes(4)
+    scheduler = Scheduler(engine, max_rows=8, cache_bytes=3 * slot)
+    scheduler.submit(Request(prompt=[3] * 4, source=source, max_new_tokens=60, number=0))
+    scheduler.step()
+    scheduler.submit(Request(prompt=[4] * 120, source=source, max_new_tokens=4, number=1))
+    for _ in range(2 * MOST_OVERTAKEN):
+        scheduler.step()
+    assert [one.overtaken for one in scheduler.waiting] == [0]
+    how = {"prompt": [5] * 4, "source": source, "max_new_tokens": 1}
+    late = [scheduler.submit(Request(number=2 + i, **how)) for i in range(3)]  # type: ignore[arg-type]
+    for _ in range(4):
+        scheduler.step()
+    assert [row.reason for row in late] == ["length"] * 3
+    assert [one.overtaken for one in scheduler.waiting] == [3]
+
+
+def test_the_queue_is_not_sorted_while_no_row_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(Engine(tiny.decoder()), max_rows=1)
+    for i in range(20):
+        scheduler.submit(Request(prompt=[3, 4], max_new_tokens=10, number=i))
+    scheduler.step()
+    asked: list[int] = []
+    monkeypatch.setattr(WaitingRow, "priority", lambda self, joined: asked.append(joined) or 0)
+    for _ in range(8):
+        scheduler.step()
+    assert asked == []
+    for _ in range(3):
+        scheduler.step()
+    assert len(asked) == 19, "the first row has left, and all that wait are asked once"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cancelled_row_leaves_and_the_others_write_what_they_write_alone(name: str) -> None:
     module = MODELS[name]()
@@ -228,6 +262,11 @@ def test_a_row_leaves_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.reason for row in rows] == ["length", "deadline", "deadline", "deadline"]
     assert [len(row.new) for row in rows] == [20, 3, 0, 6]
     assert scheduler.deadlines == {}
+    gone = [scheduler.submit(Request(number=i, deadline=1e6, **how)) for i in range(3)]  # type: ignore[arg-type]
+    scheduler.step()
+    scheduler.engine.reset()
+    scheduler.step()
+    assert [*scheduler.deadlines] == gone[2:], "a reset removed the two rows that ran"
     for bad in (-1.0, float("nan"), "soon"):
         with pytest.raises(InputError, match="deadline"):
             Request(deadline=bad, **how)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ MAX_ROWS = 32  # at once
 BUDGET = 512  # ids of a step
 CACHE_MEMORY_FRACTION = 0.75  # of the free memory
 AGING = 8  # requests that join before one that waits counts as one more in priority
-MOST_OVERTAKEN = 16  # steps in which others may join before one for which there is no room yet
+MOST_OVERTAKEN = 16  # requests that may join before an older one for which there is no room yet
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ OnProgress = Callable[[QueueProgress], None]
 class Scheduler:
     """Runs submitted requests, at most `max_rows` at once: those of a higher priority first, equal ones in the order in
     which they came.  Waiting raises a priority, so that every request joins in the end.  One for which the cache has no
-    room yet lets others join before it, in up to `MOST_OVERTAKEN` steps.
+    room yet lets up to `MOST_OVERTAKEN` others join before it.
 
     A request waits until the cache with its row takes at most `cache_bytes`, by default three quarters of the memory
     that is free now.  One that would take more alone is refused.  After an exception out of `step`, such as an
@@ -188,7 +188,8 @@ class Scheduler:
 
 @dataclass(eq=False)
 class WaitingRow:
-    """A row in the queue: `joined` requests had joined when it came, and `overtaken` steps had no room for it."""
+    """A row in the queue: `joined` requests had joined when it came, and `overtaken` have joined before it since then
+    because there was no room for it."""
 
     row: LiveRow
     joined: int
