@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import chat, completions
+from .errors import error_response
 from .fields import ApiError, Fields
+from .limits import Limited, Limits
 from .worker import ModelWorker
 
-LARGEST_BODY = 16 << 20  # bytes
 STALLED = 60.0  # seconds without a step while requests run, after which the server is not healthy
 log = logging.getLogger(__name__)
 
@@ -28,8 +26,10 @@ log = logging.getLogger(__name__)
 class Server:
     """Models by name, in front of them the routes.  `key` is asked of every request where it is given."""
 
-    def __init__(self, workers: Mapping[str, ModelWorker], *, key: str | None = None) -> None:
-        self.workers, self.key = workers, key
+    def __init__(
+        self, workers: Mapping[str, ModelWorker], *, key: str | None = None, limits: Limits | None = None
+    ) -> None:
+        self.workers, self.key, self.limits = workers, key, limits or Limits()
 
     def app(self) -> Starlette:
         routes = [
@@ -49,8 +49,7 @@ class Server:
         return Starlette(
             routes=routes,
             lifespan=lifespan,
-            max_body_size=LARGEST_BODY,
-            middleware=[] if self.key is None else [Middleware(KeyRequired, key=self.key)],
+            middleware=[Middleware(Limited, limits=self.limits, key=self.key)],
             exception_handlers={ApiError: answered, 404: not_found, 405: not_found, Exception: failed},
         )
 
@@ -79,29 +78,6 @@ class Server:
         if name not in self.workers:
             raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists them", "model", "model_not_found")
         return self.workers[name]
-
-
-class KeyRequired:
-    """Answers 401 to every request without the key, before anything else is read of it."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self.app, self.key = app, key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            bearer = headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(headers.get("x-api-key", bearer).encode(), self.key):
-                refusal = error_response(ApiError(401, "give the server's key as Authorization: Bearer KEY"))
-                await refusal(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-def error_response(error: ApiError) -> JSONResponse:
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    details = {"message": error.message, "type": kind, "param": error.field, "code": error.code}
-    return JSONResponse({"error": details}, error.status)
 
 
 async def answered(request: HttpRequest, error: Exception) -> Response:

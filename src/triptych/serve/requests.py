@@ -62,8 +62,9 @@ def generation_request(
             temperature=fields.get("temperature", 1.0), top_p=fields.get("top_p", 1.0), top_k=fields.get("top_k", 0),
             min_p=fields.get("min_p", 0.0), repetition_penalty=fields.get("repetition_penalty", 1.0), seed=seed,
         )  # fmt: skip
+        ends = () if fields.get("ignore_eos") else end_ids(model.inputs)
         return Request(
-            prompt=prompt, source=source, sampling=sampling, max_new_tokens=limit, ends=end_ids(model.inputs),
+            prompt=prompt, source=source, sampling=sampling, max_new_tokens=limit, ends=ends,
             rules=rules_of(model, fields, len(prompt)), number=number, priority=fields.get("priority", 0),
             deadline=fields.get("timeout"), **more,
         )  # fmt: skip

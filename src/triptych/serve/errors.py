@@ -1,0 +1,13 @@
+"""The response that says what was wrong with a request."""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse
+
+from .fields import ApiError
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    details = {"message": error.message, "type": kind, "param": error.field, "code": error.code}
+    return JSONResponse({"error": details}, error.status)

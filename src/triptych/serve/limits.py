@@ -1,0 +1,104 @@
+"""Limits of what a client may use of the server, and the key, checked before any route reads a request."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import error_response
+from .fields import ApiError
+
+OPEN = frozenset({"/health", "/metrics"})  # answered whatever runs
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one server.
+
+    body_bytes     of a request's body.
+    body_seconds   within which a body has to arrive.
+    send_seconds   within which a client has to take what it is sent.
+    requests       that are answered at once, those that wait for a slot included.
+    """
+
+    body_bytes: int = 32 << 20
+    body_seconds: float = 60.0
+    send_seconds: float = 60.0
+    requests: int = 512
+
+
+class Limited:
+    """Refuses a request without the key (401), one too many (503), and a body that is too large (413) or too slow
+    (408); closes a connection whose client does not read."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, key: str | None) -> None:
+        self.app, self.limits, self.running = app, limits, 0
+        self.key = None if key is None else key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send)
+            return
+        self.running += 1
+        try:
+            await self.app(scope, self._limited_receive(receive), self._limited_send(send))
+        except ClientDisconnect:  # there is nobody to answer
+            pass
+        finally:
+            self.running -= 1
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if self.key is not None:
+            bearer = headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(headers.get("x-api-key", bearer).encode(), self.key):
+                return ApiError(401, "send the server's key as Authorization: Bearer KEY or as x-api-key")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self.limits.body_bytes:
+            return self._too_large()
+        if self.running >= self.limits.requests and scope["path"] not in OPEN:
+            return ApiError(503, f"the server answers {self.running:,} requests already; try again later")
+        return None
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self.limits.body_bytes:,} bytes")
+
+    def _limited_receive(self, receive: Receive) -> Receive:
+        size, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + self.limits.body_seconds
+
+        async def limited() -> Message:
+            nonlocal size, complete
+            if complete:
+                return await receive()  # which waits until the client leaves
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the body did not arrive within {self.limits.body_seconds:g} seconds") from None
+            size += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if size > self.limits.body_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _limited_send(self, send: Send) -> Send:
+        async def limited(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self.limits.send_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise ClientDisconnect from None
+
+        return limited
