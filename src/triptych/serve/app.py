@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import chat, completions
+from . import chat, completions, messages, responses
 from .fields import ApiError, Fields
 from .worker import ModelWorker
 
@@ -38,6 +38,8 @@ class Server:
             Route("/v1/models/{name:path}", self.model),
             *completions.routes(self),
             *chat.routes(self),
+            *responses.routes(self),
+            *messages.routes(self),
         ]
 
         @asynccontextmanager
@@ -60,13 +62,16 @@ class Server:
         return JSONResponse({"status": "stalled" if stalled else "ok", "stalled": stalled}, 503 if stalled else 200)
 
     async def models(self, request: HttpRequest) -> Response:
+        if "anthropic-version" in request.headers:
+            return JSONResponse(messages.models_json([*self.workers]))
         return JSONResponse({"object": "list", "data": [self._described(name) for name in self.workers]})
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
         if name not in self.workers:
             raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists them", "model", "model_not_found")
-        return JSONResponse(self._described(name))
+        anthropic = "anthropic-version" in request.headers
+        return JSONResponse(messages.model_json(name) if anthropic else self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "triptych"}
@@ -92,13 +97,16 @@ class KeyRequired:
             headers = Headers(scope=scope)
             bearer = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(headers.get("x-api-key", bearer).encode(), self.key):
-                refusal = error_response(ApiError(401, "give the server's key as Authorization: Bearer KEY"))
-                await refusal(scope, receive, send)
+                error = ApiError(401, "give the server's key as Authorization: Bearer KEY")
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    """An error in the form of the API that the route belongs to."""
+    if path.startswith(messages.PATH):
+        return JSONResponse(messages.error_json(error), error.status)
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     details = {"message": error.message, "type": kind, "param": error.field, "code": error.code}
     return JSONResponse({"error": details}, error.status)
@@ -106,15 +114,15 @@ def error_response(error: ApiError) -> JSONResponse:
 
 async def answered(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def not_found(request: HttpRequest, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     what = "this route does not exist" if status == 404 else f"this route has no {request.method}"
-    return error_response(ApiError(status, f"{what}; docs/serving.md lists all"))
+    return error_response(ApiError(status, f"{what}; docs/serving.md lists all"), request.url.path)
 
 
 async def failed(request: HttpRequest, error: Exception) -> Response:
     log.exception("a request failed", exc_info=error)
-    return error_response(ApiError(500, "the request failed; the server's log says why"))
+    return error_response(ApiError(500, "the request failed; the server's log says why"), request.url.path)
