@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from .call_form import CallForm, ElementBody, JsonBody, NamedBody
 
@@ -26,17 +27,19 @@ class Found:
     text: str = ""
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Reads one call from after what opens it.
 
     `put` gives what its next text adds, first the name.  Then `rest` is what stood after its end, or None; and `failed`
     says that it is no call, where it has no name yet.
     """
 
-    named: bool
-    rest: str | None
-    failed: bool
+    def __init__(self) -> None:
+        self.text = ""
+        self.named = self.failed = False
+        self.rest: str | None = None
 
+    @abstractmethod
     def put(self, text: str) -> list[Found]: ...
 
 
@@ -165,21 +168,14 @@ def reader_of(form: CallForm, schemas: Schemas) -> Reader:
     return ElementReader(form.body, form.closing, schemas)
 
 
-@dataclass
-class ObjectReader:
+class ObjectReader(Reader):
     """A call as one object of JSON.  Its arguments are given as they come where the name stands before them."""
 
-    body: JsonBody
-    text: str = ""
-    named: bool = False
-    rest: str | None = None
-    failed: bool = False
-    scan: JsonEnd = field(default_factory=lambda: JsonEnd())
-    arguments: JsonEnd = field(default_factory=lambda: JsonEnd())
-    given: int = 0  # characters of `text` up to which arguments were given
-
-    def __post_init__(self) -> None:
-        name, arguments = re.escape(self.body.name_key), re.escape(self.body.arguments_key)
+    def __init__(self, body: JsonBody) -> None:
+        super().__init__()
+        self.body, self.scan, self.arguments = body, JsonEnd(), JsonEnd()
+        self.given = 0  # characters of `text` up to which arguments were given
+        name, arguments = re.escape(body.name_key), re.escape(body.arguments_key)
         scalar = r'"[^"\\]*"\s*:\s*(?:"[^"\\]*"|true|false|null|\d+)\s*,\s*'
         begin = rf'\s*\{{\s*(?:{scalar})*?"{name}"\s*:\s*"({NAME})"\s*,\s*'
         self.head = re.compile(rf'{begin}(?:{scalar})*?"{arguments}"\s*:\s*(?=\{{)')
@@ -227,19 +223,13 @@ class ObjectReader:
         return [Found("name", name), Found("arguments", json.dumps(arguments, ensure_ascii=False))]
 
 
-@dataclass
-class NamedReader:
+class NamedReader(Reader):
     """A call as its name, and its arguments as JSON."""
 
-    body: NamedBody
-    text: str = ""
-    named: bool = False
-    rest: str | None = None
-    failed: bool = False
-    arguments: JsonEnd = field(default_factory=lambda: JsonEnd())
-
-    def __post_init__(self) -> None:
-        self.head = re.compile(rf"\s*({NAME})\s*{_loose(self.body.middle)}\s*(?=\{{)")
+    def __init__(self, body: NamedBody) -> None:
+        super().__init__()
+        self.arguments = JsonEnd()
+        self.head = re.compile(rf"\s*({NAME})\s*{_loose(body.middle)}\s*(?=\{{)")
 
     def put(self, text: str) -> list[Found]:
         found: list[Found] = []
@@ -257,23 +247,13 @@ class NamedReader:
         return [*found, Found("arguments", text)] if text else found
 
 
-@dataclass
-class ElementReader:
+class ElementReader(Reader):
     """A call as an element for each argument, whose values are JSON or texts as the tool's schema says."""
 
-    body: ElementBody
-    closing: str
-    schemas: Schemas
-    text: str = ""
-    name: str = ""
-    named: bool = False
-    rest: str | None = None
-    failed: bool = False
-    count: int = 0
-
-    def __post_init__(self) -> None:
-        body = self.body
-        after, close = _loose(body.after_name), _loose(self.closing)
+    def __init__(self, body: ElementBody, closing: str, schemas: Schemas) -> None:
+        super().__init__()
+        self.body, self.schemas, self.name, self.count = body, schemas, "", 0
+        after, close = _loose(body.after_name), _loose(closing)
         newline = r"\n?" if body.after_value.startswith("\n") else ""
         self.head = re.compile(rf"\s*({NAME})\s*{after}\s*(?={_loose(body.before_key)}|{close})")
         self.argument = re.compile(
