@@ -15,14 +15,14 @@ class RowText:
 
     def __init__(self, detokenizer: TextStream, ends: Collection[int] = (), stop: str | Sequence[str] = ()) -> None:
         self.detokenizer, self.ends, self.stop = detokenizer, ends, stop_strings(stop)
-        self._stopped = False
+        self.stopped_by: str | None = None  # the stop string before which the text has ended
         self._unsure = max(map(len, self.stop), default=1) - 1  # characters that may begin a stop string
         self._held = ""
 
     @property
     def stopped(self) -> bool:
         """Whether the text has ended before a stop string."""
-        return self._stopped
+        return self.stopped_by is not None
 
     def put(self, token: int) -> str:
         """The text that the next id makes certain; none once it has stopped."""
@@ -30,7 +30,8 @@ class RowText:
             self._held += self.detokenizer.put(token) if token not in self.ends else ""
             before = before_stop(self._held, self.stop)
             if before is not None:
-                self._held, self._stopped = before, True
+                rest = self._held[len(before) :]
+                self._held, self.stopped_by = before, next(end for end in self.stop if rest.startswith(end))
         return self._take(0 if self.stopped else self._unsure)
 
     def finish(self) -> str:

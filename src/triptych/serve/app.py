@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from . import chat, completions
+from . import chat, completions, messages, responses
 from .errors import error_response
 from .fields import ApiError, Fields
 from .limits import Limited, Limits
@@ -38,6 +38,8 @@ class Server:
             Route("/v1/models/{name:path}", self.model),
             *completions.routes(self),
             *chat.routes(self),
+            *responses.routes(self),
+            *messages.routes(self),
         ]
 
         @asynccontextmanager
@@ -59,13 +61,16 @@ class Server:
         return JSONResponse({"status": "stalled" if stalled else "ok", "stalled": stalled}, 503 if stalled else 200)
 
     async def models(self, request: HttpRequest) -> Response:
+        if "anthropic-version" in request.headers:
+            return JSONResponse(messages.models_json([*self.workers]))
         return JSONResponse({"object": "list", "data": [self._described(name) for name in self.workers]})
 
     async def model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
         if name not in self.workers:
             raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists them", "model", "model_not_found")
-        return JSONResponse(self._described(name))
+        anthropic = "anthropic-version" in request.headers
+        return JSONResponse(messages.model_json(name) if anthropic else self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "triptych"}
@@ -82,15 +87,15 @@ class Server:
 
 async def answered(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def not_found(request: HttpRequest, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     what = "this route does not exist" if status == 404 else f"this route has no {request.method}"
-    return error_response(ApiError(status, f"{what}; docs/serving.md lists all"))
+    return error_response(ApiError(status, f"{what}; docs/serving.md lists all"), request.url.path)
 
 
 async def failed(request: HttpRequest, error: Exception) -> Response:
     log.exception("a request failed", exc_info=error)
-    return error_response(ApiError(500, "the request failed; the server's log says why"))
+    return error_response(ApiError(500, "the request failed; the server's log says why"), request.url.path)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from triptych.errors import TriptychError
-from triptych.generate import Request
 from triptych.generate.request import TokenLogprobs
 from triptych.text import Tokenizer
+from .conversation import Conversation, Message, begin, call_of, text_of
 from .fields import ApiError, Fields
-from .generation import REASONS, Generation, error_event, event, respond
-from .requests import body, generation_request, seed_of
-from .worker import ModelWorker
+from .generation import Generated, Generation, error_event, event, respond
+from .replies import CallPart, Change, Reply
+from .requests import body
+from .tools import Tool, ToolUse, functions, tool_use
 
 if TYPE_CHECKING:
     from .app import Server
@@ -26,41 +26,65 @@ def routes(server: Server) -> list[Route]:
     async def chat(request: HttpRequest) -> Response:
         fields = await body(request, "sampling", "chat")
         worker = server.worker_of(fields)
-        generation = Generation(worker, fields, chat_requests(worker, fields), kind="chatcmpl")
+        top = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
+        generation = await begin(worker, fields, conversation_of(fields), kind="chatcmpl", logprobs=top)
         return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
 
 
-def messages_of(fields: Fields) -> list[dict[str, str]]:
-    """The messages as templates read them: of content in parts the texts, joined.  Raises ApiError for other parts."""
-    messages = []
-    for i, message in enumerate(fields.values["messages"]):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list):
-            for part in content:
-                if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    problem = f"messages[{i}] has a part that is no text, which no model here reads"
-                    raise ApiError(400, problem, "messages")
-            content = "".join(part["text"] for part in content)
-        if not isinstance(content, str) or not isinstance(message.get("role"), str):
-            raise ApiError(400, f"messages[{i}] must have a role and a content of text", "messages")
-        messages.append({"role": message["role"], "content": content})
-    return messages
+# ---------------------------------------------------------------- the request
 
 
-def chat_requests(worker: ModelWorker, fields: Fields) -> list[Request]:
-    """`n` rows for the conversation."""
-    model, seed = worker.model, seed_of(fields)
-    try:
-        (row,), sources = model.inputs.prompts([model.render(messages_of(fields))], "")
-    except TriptychError as error:
-        raise ApiError(400, str(error), "messages") from None
-    top = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
-    source = None if sources is None else sources[0]
-    return [
-        generation_request(model, fields, row, source, j, seed, logprobs=top) for j in range(fields.get("n", 1))
-    ]  # fmt: skip
+def conversation_of(fields: Fields) -> Conversation:
+    """The conversation of a request.  Raises ApiError for messages and tools that are none."""
+    if fields.get("top_logprobs") and not fields.get("logprobs"):
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    messages = [message_of(fields, one, f"messages[{i}]") for i, one in enumerate(fields.values["messages"])]
+    tools = functions(fields, ("function", None), function_of, "chat_tool")
+    return Conversation(messages, use_of(fields, tools, "chat_choice"))
+
+
+def message_of(fields: Fields, value: object, at: str) -> Message:
+    message = fields.inner(value, "chat_message", at=at)
+    role = message.values["role"]
+    content = text_of(fields, message.get("content"), ("text", "refusal"), "text_part", f"{at}.content")
+    given = message.get("tool_calls", [])
+    if given and role != "assistant":
+        raise ApiError(400, f"{at}.tool_calls are for the assistant's messages", f"{at}.tool_calls")
+    if (role == "tool") != ("tool_call_id" in message.values):
+        raise ApiError(400, f"{at} must have a tool_call_id where its role is tool, and nowhere else", at)
+    if message.get("content") is None and not given and role != "assistant":
+        raise ApiError(400, f"{at}.content is missing", f"{at}.content")
+    calls = []
+    for i, one in enumerate(given):
+        where = f"{at}.tool_calls[{i}]"
+        call = fields.inner(one, "chat_call", at=where)
+        function = call.values["function"]
+        calls.append(call_of(call.values["id"], function["name"], function["arguments"], f"{where}.function"))
+    return Message(
+        "system" if role == "developer" else role, content, tuple(calls), message.get("tool_call_id", ""),
+        message.get("name"), message.get("reasoning_content"),
+    )  # fmt: skip
+
+
+def function_of(tool: Fields) -> Tool:
+    """A tool in the form of the chat route, whose function is an object of its own."""
+    function = tool.values.get("function", tool.values)
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return Tool(function["name"], function.get("description", ""), parameters, function.get("strict", False))
+
+
+def use_of(fields: Fields, tools: Sequence[Tool], table: str) -> ToolUse:
+    """The tools with `tool_choice`, as OpenAI's routes give it, and `parallel_tool_calls`."""
+    choice, name = fields.get("tool_choice", "auto"), None
+    if isinstance(choice, dict):
+        chosen = fields.inner(choice, table, at="tool_choice").values
+        choice, name = "named", chosen.get("function", chosen)["name"]
+    return tool_use(tools, choice, name, fields.get("parallel_tool_calls", True))
+
+
+# ---------------------------------------------------------------- the response
 
 
 def logprobs_of(tokenizer: Tokenizer | None, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Any:
@@ -78,12 +102,25 @@ def logprobs_of(tokenizer: Tokenizer | None, ids: Sequence[int], logprobs: Seque
     return {"content": content, "refusal": None}
 
 
+def call_json(call: CallPart) -> dict[str, Any]:
+    return {
+        "id": f"call_{call.id}", "type": "function", "function": {"name": call.name, "arguments": call.arguments},
+    }  # fmt: skip
+
+
+def message_json(reply: Reply) -> dict[str, Any]:
+    calls = [call_json(call) for call in reply.calls]
+    content = reply.text or (None if calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
 def whole(generation: Generation) -> dict[str, Any]:
     tokenizer = generation.worker.model.tokenizer
     choices = [
         {
             "index": number,
-            "message": {"role": "assistant", "content": one.text, "refusal": None},
+            "message": message_json(one.reply),
             "logprobs": logprobs_of(tokenizer, one.ids, one.logprobs),
             "finish_reason": one.finish_reason,
         }
@@ -92,20 +129,38 @@ def whole(generation: Generation) -> dict[str, Any]:
     return generation.head("chat.completion") | {"choices": choices, "usage": generation.usage}
 
 
+def delta_of(change: Change, choice: Generated) -> dict[str, Any] | None:
+    """A change as OpenAI's clients add it up; a call has its name once, and its index ever after."""
+    part = change.part
+    if isinstance(part, CallPart):
+        index = {"index": choice.reply.calls.index(part)}
+        if change.begins:
+            began = call_json(part) | {"function": {"name": part.name, "arguments": ""}}
+            return {"tool_calls": [index | began]}
+        return {"tool_calls": [index | {"function": {"arguments": change.delta}}]} if change.delta else None
+    return {"content": change.delta} if change.delta else None
+
+
 async def events(generation: Generation) -> AsyncIterator[bytes]:
     """First the role of each choice, then what it says piece by piece, then the usage where it was requested; the last
     event is `[DONE]`."""
     head, tokenizer = generation.head("chat.completion.chunk"), generation.worker.model.tokenizer
-    first = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-    yield event(head | {"choices": [{"index": number} | first for number in range(len(generation.rows))]})
+
+    def chunk(number: int, delta: object, logprobs: object = None, reason: str | None = None) -> bytes:
+        choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return event(head | {"choices": [choice]})
+
+    for number in range(len(generation.rows)):
+        yield chunk(number, {"role": "assistant", "content": ""})
     try:
-        async for number, piece in generation.pieces():
-            if piece.text or piece.logprobs or piece.reason is not None:
-                delta = {"content": piece.text} if piece.text else {}
-                logprobs = logprobs_of(tokenizer, piece.ids, piece.logprobs)
-                reason = REASONS.get(piece.reason or "")
-                choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-                yield event(head | {"choices": [choice]})
+        async for number, piece, changes in generation.changes():
+            choice = generation.choices[number]
+            deltas = [delta for change in changes if (delta := delta_of(change, choice)) is not None]
+            logprobs = logprobs_of(tokenizer, piece.ids, piece.logprobs)
+            for i, delta in enumerate(deltas or ([{}] if logprobs is not None else [])):
+                yield chunk(number, delta, None if i else logprobs)
+            if choice.reason is not None:
+                yield chunk(number, {}, reason=choice.finish_reason)
     except ApiError as error:
         yield error_event(error)
         return

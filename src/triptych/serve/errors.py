@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import JSONResponse
 
+from . import messages
 from .fields import ApiError
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    """An error in the form of the API that the route belongs to."""
+    if path.startswith(messages.PATH):
+        return JSONResponse(messages.error_json(error), error.status)
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     details = {"message": error.message, "type": kind, "param": error.field, "code": error.code}
     return JSONResponse({"error": details}, error.status)

@@ -3,9 +3,11 @@ effect, or refused by its name."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import gt, le, lt
 from typing import Any
@@ -15,7 +17,7 @@ from triptych.files import tables_of
 
 KINDS: dict[str, tuple[type, ...]] = {
     "number": (int, float), "integer": (int,), "boolean": (bool,), "string": (str,), "strings": (str, list),
-    "prompt": (str, list), "array": (list,), "object": (dict,),
+    "prompt": (str, list), "array": (list,), "object": (dict,), "choice": (str, dict),
 }  # fmt: skip
 
 
@@ -29,51 +31,86 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of one request; `advice` are the names of those without effect."""
+    """The fields of one object of a request; `advice` names those without effect, in all objects of the request."""
 
     values: Mapping[str, Any]
-    advice: tuple[str, ...]
+    advice: list[str] = field(default_factory=list)
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, default)
+
+    def inner(self, value: object, *parts: str, at: str) -> Fields:
+        """The fields of an object in this one, at the path `at`; its advice is this one's too.  Raises as `read`."""
+        inside = read(value, *parts, at=at)
+        for name in inside.advice:
+            self.note(name)
+        return inside
+
+    def note(self, name: str) -> None:
+        """Remember a field without effect."""
+        if name not in self.advice:
+            self.advice.append(name)
+
+    def changed(self, **values: object) -> Fields:
+        """The same with other values."""
+        return replace(self, values={**self.values, **values})
 
 
 @cache
 def table(*parts: str) -> dict[str, Mapping[str, Any]]:
     """The fields of a route, which are those of several tables together."""
     tables = tables_of(__file__)
-    return {name: dict(field) for part in parts for name, field in tables[part].items()}
+    return {name: dict(entry) for part in parts for name, entry in tables[part].items()}
 
 
-def read(body: object, *parts: str) -> Fields:
-    """The fields of a body by the tables `parts`; null counts as left out.
+def read(body: object, *parts: str, at: str = "") -> Fields:
+    """The fields of a body, or of an object at the path `at` in one, by the tables `parts`; null counts as left out.
 
-    Raises ApiError for a body that is no object, a field that the route does not have, one of another type or out of
-    its bounds, and a required one that is missing.
+    Raises ApiError for what is no object, a field that the table does not have or refuses, one of another type or out
+    of its bounds, and a required one that is missing.
     """
     if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
+        raise ApiError(400, f"{at or 'the body'} must be a JSON object", at or None)
     known, given = table(*parts), {name: value for name, value in body.items() if value is not None}
+    before = f"{at}." if at else ""
     for name, value in given.items():
+        path = before + name
         if name not in known:
-            raise ApiError(400, f"{name} is not supported here{nearest(name, known)}; leave it out", name)
-        _check(name, value, known[name])
-    for name, field in known.items():
-        if field.get("required") and name not in given:
-            raise ApiError(400, f"{name} is missing", name)
-    advice = tuple(name for name in given if known[name].get("advice"))
-    return Fields({name: value for name, value in given.items() if name not in advice}, advice)
+            raise ApiError(400, f"{shown_name(path)} is not supported here{nearest(name, known)}; leave it out", path)
+        if "refused" in known[name]:
+            raise ApiError(400, f"{path} is not supported: {known[name]['refused']}", path, "unsupported_parameter")
+        _check(path, value, known[name])
+    for name, entry in known.items():
+        if entry.get("required") and name not in given:
+            raise ApiError(400, f"{before}{name} is missing", before + name)
+    general = re.sub(r"\[\d+\]", "", before)
+    fields = Fields(
+        {name: value for name, value in given.items() if not known[name].get("advice")},
+        [general + name for name in given if known[name].get("advice")],
+    )
+    inner = {name: known[name]["fields"] for name in fields.values if "fields" in known[name]}
+    return fields.changed(
+        **{name: dict(fields.inner(given[name], part, at=before + name).values) for name, part in inner.items()}
+    )
 
 
-def _check(name: str, value: object, field: Mapping[str, Any]) -> None:
-    kind = field["type"]
+def shown_name(name: str) -> str:
+    """The name of a field that a client chose, short enough for an error of one line."""
+    return name if len(name) <= 80 and name.isprintable() else shown(name)
+
+
+def _check(name: str, value: object, entry: Mapping[str, Any]) -> None:
+    kind = entry["type"]
     if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
         raise ApiError(400, f"{name} must be of type {kind}, not {shown(value)}", name)
     if isinstance(value, float) and not math.isfinite(value):
         raise ApiError(400, f"{name} must be finite", name)
     size = value if isinstance(value, int | float) else len(value)  # type: ignore[arg-type]
     for key, word, wrong in (("least", "at least", lt), ("above", "above", le), ("most", "at most", gt)):
-        if key in field and wrong(size, field[key]):
-            raise ApiError(400, f"{name} must be {word} {field[key]}, not {shown(value)}", name)
+        if key in entry and wrong(size, entry[key]):
+            raise ApiError(400, f"{name} must be {word} {entry[key]}, not {shown(value)}", name)
+    if "one_of" in entry and value not in entry["one_of"]:
+        values = ", ".join(json.dumps(one) for one in entry["one_of"])
+        raise ApiError(400, f"{name} must be one of {values}, not {shown(value)}", name)
     if kind == "strings" and isinstance(value, list) and not all(isinstance(one, str) for one in value):
         raise ApiError(400, f"{name} must be a text or a list of texts", name)

@@ -17,6 +17,7 @@ from triptych.errors import TriptychError
 from triptych.generate import Request
 from triptych.generate.request import TokenLogprobs
 from .fields import ApiError, Fields
+from .replies import Change, Reply
 from .requests import stop_of
 from .worker import ModelWorker, Piece
 
@@ -27,36 +28,64 @@ REASONS = {"end": "stop", "stop": "stop", "length": "length", "deadline": "lengt
 @dataclass(eq=False)
 class Generated:
     """One choice of a response while it is written: its text so far, its ids, their log-probabilities where they were
-    requested, and why it ended."""
+    requested, why it ended, and by which stop string; `reply` has its texts and calls of tools."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     reason: str | None = None
+    stop: str | None = None
+    reply: Reply = field(default_factory=Reply)
 
     @property
     def finish_reason(self) -> str | None:
         """The reason by OpenAI's words."""
-        return REASONS.get(self.reason or "")
+        reason = REASONS.get(self.reason or "")
+        return "tool_calls" if reason == "stop" and self.reply.called else reason
 
 
 class Generation:
     """The rows of one request, which begin at once, and their choices."""
 
-    def __init__(self, worker: ModelWorker, fields: Fields, requests: Sequence[Request], *, kind: str) -> None:
+    def __init__(
+        self, worker: ModelWorker, fields: Fields, requests: Sequence[Request], *, kind: str,
+        reply: Callable[[], Reply] = Reply, hidden: frozenset[int] | None = None,
+    ) -> None:  # fmt: skip
         self.worker, self.fields = worker, fields
         self.id, self.created = f"{kind}-{uuid.uuid4().hex}", int(time.time())
         self.prompt_tokens = sum(len(one.prompt) for one in {id(one.prompt): one for one in requests}.values())
-        self.choices = [Generated() for _ in requests]
+        self.choices = [Generated(reply=reply()) for _ in requests]
         stop = stop_of(fields)
-        self.rows = [worker.submit(request, stop) for request in requests]
+        self.rows = [worker.submit(request, stop, hidden=hidden) for request in requests]
+
+    async def taken(self) -> None:
+        """Wait until the worker has taken all rows.  Raises ApiError where it refused one; the others are cancelled."""
+        try:
+            for row in self.rows:
+                await row.taken.wait()
+                if row.refused is not None:
+                    raise failure(row.refused)
+        except BaseException:
+            for row in self.rows:
+                row.cancel()
+            raise
 
     @property
-    def usage(self) -> dict[str, int]:
-        written = sum(len(choice.ids) for choice in self.choices)
+    def reused_tokens(self) -> int:
+        """Tokens of the prompts that were not computed again."""
+        return sum(row.row.reused for row in self.rows if row.row is not None)
+
+    @property
+    def written_tokens(self) -> int:
+        return sum(len(choice.ids) for choice in self.choices)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        written = self.written_tokens
         return {
             "prompt_tokens": self.prompt_tokens, "completion_tokens": written,
             "total_tokens": self.prompt_tokens + written,
+            "prompt_tokens_details": {"cached_tokens": self.reused_tokens},
         }  # fmt: skip
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
@@ -73,10 +102,12 @@ class Generation:
             while any(choice.reason is None for choice in self.choices):
                 number, piece = await queue.get()
                 choice = self.choices[number]
+                if choice.reason is not None:  # of a row that `end` has cancelled
+                    continue
                 choice.text += piece.text
                 choice.ids += piece.ids
                 choice.logprobs += piece.logprobs
-                choice.reason = piece.reason
+                choice.reason, choice.stop = piece.reason, piece.stop
                 if piece.reason == "error":
                     raise failure(piece.error)
                 yield number, piece
@@ -86,9 +117,21 @@ class Generation:
                 if choice.reason is None:
                     row.cancel()
 
+    async def changes(self) -> AsyncIterator[tuple[int, Piece, list[Change]]]:
+        """The pieces of all rows, and what each changes in the reply of its choice.  Raises as `pieces`."""
+        async for number, piece in self.pieces():
+            choice = self.choices[number]
+            changes = choice.reply.put(piece.text)
+            if choice.reply.complete and choice.reason is None:
+                choice.reason = "stop"
+                self.rows[number].cancel()
+            if choice.reason is not None:
+                changes += choice.reply.finish()
+            yield number, piece, changes
+
     async def finish(self) -> None:
         """Wait until all rows have ended.  Raises as `pieces`."""
-        async for _ in self.pieces():
+        async for _ in self.changes():
             pass
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -108,8 +151,8 @@ async def respond(
 ) -> Response:  # fmt: skip
     """The response to a request: `events()` as a stream where it wants one, else `whole()` once all rows have ended.
     The rows are cancelled where the client leaves before."""
-    advice = generation.fields.advice
-    headers = {ADVICE: ", ".join(advice)} if advice else {}
+    headers = advice_header(generation.fields)
+    await generation.taken()
     if generation.fields.get("stream"):
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
     finish, left = asyncio.ensure_future(generation.finish()), asyncio.ensure_future(_disconnected(request))
@@ -122,6 +165,11 @@ async def respond(
         finish.cancel()
         left.cancel()
     return JSONResponse(whole(), headers=headers)
+
+
+def advice_header(fields: Fields) -> dict[str, str]:
+    """The header that names the fields without effect."""
+    return {ADVICE: ", ".join(fields.advice)} if fields.advice else {}
 
 
 async def _disconnected(request: HttpRequest) -> None:

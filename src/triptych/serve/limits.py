@@ -46,7 +46,7 @@ class Limited:
             return
         refusal = self._refusal(scope)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, send)
+            await error_response(refusal, scope["path"])(scope, receive, send)
             return
         self.running += 1
         try:

@@ -18,6 +18,7 @@ from triptych.nn import InputRow
 from triptych.tasks.generation_requests import end_ids
 from .fields import ApiError, Fields, read
 
+MOST_TOKENS = 512  # that are generated where a request gives no limit
 LAST_SEED = 2**53 - 1  # that JSON carries exactly
 
 
@@ -44,10 +45,11 @@ def stop_of(fields: Fields) -> tuple[str, ...]:
 
 
 def generation_request(
-    model: Model, fields: Fields, prompt: Sequence[int], source: InputRow | None, number: int, seed: int, **more: Any
-) -> Request:
-    """One row of a request: `number` of its `n`, or of its prompts.  The limit is what the model has left unless one is
-    given.
+    model: Model, fields: Fields, prompt: Sequence[int], source: InputRow | None, number: int, seed: int,
+    most: int = MOST_TOKENS, shorten: bool = False, **more: Any,
+) -> Request:  # fmt: skip
+    """One row of a request: `number` of its `n`, or of its prompts.  Unless a limit is given, it is what the model has
+    left, and at most `most` tokens; `shorten` lowers one that the model has no room for.
 
     Raises ApiError for settings that cannot be, and for a prompt that leaves no room.
     """
@@ -56,7 +58,8 @@ def generation_request(
     wanted = fields.get("max_completion_tokens", fields.get("max_tokens"))
     if room is not None and room < 1:
         raise ApiError(400, f"the prompt has {len(prompt):,} tokens, and the model reads at most {longest:,}", "prompt")
-    limit = min(room or 512, 512) if wanted is None else wanted
+    limit = (most if room is None else min(room, most)) if wanted is None else wanted
+    limit = min(limit, room) if shorten and room is not None else limit
     try:
         sampling = Sampling(
             temperature=fields.get("temperature", 1.0), top_p=fields.get("top_p", 1.0), top_k=fields.get("top_k", 0),

@@ -24,20 +24,24 @@ STOPPING = "the server is stopping; send the request again to another one, or la
 @dataclass(frozen=True)
 class Piece:
     """What a step gave a request: new ids, their log-probabilities where they were requested, and the text that they
-    make certain.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`."""
+    make certain.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`, with
+    "stop" the string is in `stop`."""
 
     ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     reason: str | None = None
     error: Exception | None = None
+    stop: str | None = None
 
 
 @dataclass(eq=False)
 class ServedRow:
     """A request that a worker runs, as the event loop sees it: `async for` gives its pieces, the last one included.
 
-    row   in the engine; None until the worker has taken it, and where it was refused.
+    row       in the engine; None until the worker has taken it, and where it was refused.
+    hidden    special tokens whose text is no part of the row's; None for all.
+    taken     set once the worker has taken the row, or has refused it for the reason `refused`.
     """
 
     worker: ModelWorker
@@ -48,6 +52,9 @@ class ServedRow:
     row: LiveRow | None = None
     text: RowText | None = None
     cancelled: bool = False
+    hidden: frozenset[int] | None = None
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    refused: Exception | None = None
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Leaving the loop before the last piece cancels the row."""
@@ -68,8 +75,12 @@ class ServedRow:
 
     def deliver(self, piece: Piece) -> None:
         """From the thread of the worker."""
+        self.call(lambda: self.pieces.put_nowait(piece))
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call this in the event loop; from the thread of the worker."""
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+            self.loop.call_soon_threadsafe(function)
 
 
 class ModelWorker:
@@ -91,9 +102,11 @@ class ModelWorker:
 
     # -- from the event loop --------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, stop: tuple[str, ...] = ()) -> ServedRow:
+    def submit(
+        self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None
+    ) -> ServedRow:
         """Queue a request.  What cannot be run comes as an error in its only piece."""
-        served = ServedRow(self, request, stop, asyncio.get_running_loop())
+        served = ServedRow(self, request, stop, asyncio.get_running_loop(), hidden=hidden)
         if not self.post(lambda: self._take(served)):
             self._refuse(served, InputError(STOPPING))
         return served
@@ -153,11 +166,14 @@ class ModelWorker:
                 self.commands.get(block=False)()
 
     def _refuse(self, served: ServedRow, error: Exception) -> None:
+        served.refused = error
+        served.call(served.taken.set)
         served.deliver(Piece((), "", reason="error", error=error))
 
     def _take(self, served: ServedRow) -> None:
         if served.cancelled:
             served.deliver(Piece((), "", reason="cancelled"))
+            served.call(served.taken.set)
             return
         try:
             if self.stopping:
@@ -165,7 +181,9 @@ class ModelWorker:
             if self.scheduler is None:
                 raise InputError(f"{self.name} does not generate")
             if self.model.tokenizer is not None:
-                served.text = RowText(self.model.tokenizer.stream(), served.request.ends, served.stop)
+                stream = self.model.tokenizer.stream(skip_special=served.hidden is None)
+                without_text = {*served.request.ends, *(served.hidden or ())}
+                served.text = RowText(stream, without_text, served.stop)
             served.row = self.scheduler.submit(served.request)
         except Exception as error:
             self._refuse(served, error)
@@ -173,6 +191,7 @@ class ModelWorker:
         if not self.rows:
             self.last_step = monotonic()
         self.rows[served.row] = served
+        served.call(served.taken.set)
 
     def drop(self, served: ServedRow) -> None:
         """Cancel the row of a request, where it runs."""
@@ -215,4 +234,5 @@ class ModelWorker:
             if row.reason is None:
                 assert self.scheduler is not None
                 self.scheduler.cancel(row)
-        served.deliver(Piece(tuple(ids[:count]), pieces, tuple(logprobs[:count]), reason, row.error))
+        stop = None if text is None else text.stopped_by
+        served.deliver(Piece(tuple(ids[:count]), pieces, tuple(logprobs[:count]), reason, row.error, stop))

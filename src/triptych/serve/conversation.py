@@ -1,0 +1,179 @@
+"""A conversation as all routes have it, and the prompt that a model's chat template makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from triptych.errors import TriptychError
+from triptych.nn import InputRow
+from triptych.text import RenderedPrompt
+from .call_form import CallForm
+from .fields import ApiError, Fields
+from .generation import Generation
+from .replies import Reply
+from .requests import generation_request, seed_of
+from .tools import ToolUse, form_of
+from .worker import ModelWorker
+
+MOST_TOKENS = 4096  # of an answer where a request gives no limit
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool in an assistant's message."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of the system, the user or the assistant (with calls of tools), or what a tool returned for a call."""
+
+    role: str
+    content: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str | None = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The messages of a request and the tools that the model may call; `begun` is the beginning of its answer."""
+
+    messages: Sequence[Message]
+    use: ToolUse = field(default_factory=ToolUse)
+    begun: str = ""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model reads: ids, and beside an encoder the source; and the form of the calls that it may write."""
+
+    ids: list[int]
+    source: InputRow | None
+    form: CallForm | None
+
+
+def call_of(id: str, name: str, arguments: str, at: str) -> Call:
+    """A call whose arguments are JSON in a text.  Raises ApiError where they are no object."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{at}.arguments must be a JSON object in a text", at)
+    return Call(id, name, value)
+
+
+def text_of(fields: Fields, content: object, types: Sequence[str], table: str, at: str) -> str:
+    """A content that is a text, or a list of parts that are texts, joined.
+
+    Raises ApiError for a part of another type, such as an image, which no model here reads.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    assert isinstance(content, list)
+    texts = []
+    for i, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in types:
+            problem = f"{at}[{i}] is no text, and no model here reads anything else; send parts of type {types[0]}"
+            raise ApiError(400, problem, at)
+        texts.append(fields.inner(part, table, at=f"{at}[{i}]").values["text"])
+    return "".join(texts)
+
+
+def with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """The messages with those of the system at the beginning as one, which is all that most templates take."""
+    count = next((i for i, one in enumerate(messages) if one.role != "system"), len(messages))
+    if count < 2:
+        return [*messages]
+    joined = "\n\n".join(one.content for one in messages[:count])
+    return [replace(messages[0], content=joined), *messages[count:]]
+
+
+def prompt_of(worker: ModelWorker, conversation: Conversation) -> Prompt:
+    """The prompt of a conversation.
+
+    Raises ApiError for a model without a chat template, one whose template cannot write calls where there are some, and
+    a conversation that the template refuses.
+    """
+    model, use = worker.model, conversation.use
+    template = None if model.tokenizer is None else model.tokenizer.chat
+    if template is None:
+        problem = f"{worker.name} has no chat template; send its prompts to /v1/completions"
+        raise ApiError(400, problem, "messages")
+    called = any(one.calls or one.role == "tool" for one in conversation.messages)
+    form = form_of(template) if use.active or called else None
+    variables: dict[str, Any] = {"tools": [tool.variable() for tool in use.tools]} if use.active else {}
+    messages = _rendered(with_one_system(conversation.messages), form)
+    try:
+        text = template.render(messages, True, **variables).text
+        (ids,), sources = model.inputs.prompts([RenderedPrompt(text + conversation.begun)], "")
+    except TriptychError as error:
+        raise ApiError(400, str(error), "messages") from None
+    return Prompt(ids, None if sources is None else sources[0], form if use.active else None)
+
+
+def _rendered(messages: Sequence[Message], form: CallForm | None) -> list[dict[str, Any]]:
+    """The messages as the template reads them."""
+    rendered: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for one in messages:
+        names |= {call.id: call.name for call in one.calls}
+        if one.calls:
+            assert form is not None
+            message = form.message(one.content, [(call.id, call.name, call.arguments) for call in one.calls])
+        else:
+            message = {"role": one.role, "content": one.content}
+        if one.role == "tool":
+            assert form is not None
+            name = names.get(one.call_id, one.name)
+            message |= {"tool_call_id": form.id_of(one.call_id)} | ({} if name is None else {"name": name})
+        elif one.name is not None:
+            message["name"] = one.name
+        if one.reasoning is not None:
+            message["reasoning_content"] = one.reasoning
+        rendered.append(message)
+    return rendered
+
+
+async def begin(
+    worker: ModelWorker, fields: Fields, conversation: Conversation, *, kind: str, logprobs: int | None = None,
+    shorten: bool = False,
+) -> Generation:  # fmt: skip
+    """The rows of a request for the next message, `n` of them.  `shorten` lets a limit that the model has no room for
+    be what it has.  Raises ApiError as `prompt_of`."""
+    use = conversation.use
+    prompt = await asyncio.to_thread(prompt_of, worker, conversation)  # which takes long where it is long
+    if use.forced:
+        raise ApiError(400, "tool_choice can be auto or none here; no call can be required", "tool_choice")
+    seed = seed_of(fields)
+    requests = [
+        generation_request(
+            worker.model, fields, prompt.ids, prompt.source, number, seed, MOST_TOKENS, shorten, logprobs=logprobs
+        )
+        for number in range(fields.get("n", 1))
+    ]
+    form = prompt.form
+    return Generation(
+        worker, fields, requests, kind=kind, hidden=None if form is None else hidden_ids(worker, form),
+        reply=lambda: Reply(form, use.schemas, parallel=use.parallel),
+    )  # fmt: skip
+
+
+def hidden_ids(worker: ModelWorker, form: CallForm) -> frozenset[int]:
+    """The special tokens that no call is written with, so that their text is no part of an answer."""
+    tokenizer = worker.model.tokenizer
+    added = {} if tokenizer is None else tokenizer.backend.get_added_tokens_decoder()
+    return frozenset(id for id, token in added.items() if token.special and token.content not in form.literals)
