@@ -21,6 +21,7 @@ def serve(
     port: options.Positive = 8080,
     key: str | None = None,
     max_rows: options.Positive = 32,
+    inspect: bool = False,
 ) -> None:
     """Serve models behind the routes of OpenAI's API, until Ctrl-C.
 
@@ -29,6 +30,7 @@ def serve(
     --port N: Port to listen on.
     --key TEXT: Key that every request has to give.
     --max-rows N: Requests that run at once.
+    --inspect: Answer /v1/inspect, and let requests edit values inside the model.
     """
     try:
         import uvicorn
@@ -46,7 +48,8 @@ def serve(
             raise BadParameter(f"two models are named {name}; write NAME=MODEL for one of them")
         workers[name] = ModelWorker(_loaded(path), name, max_rows=max_rows)
     screen.note(f"serving {', '.join(workers)} on http://{host}:{port}/v1; Ctrl-C ends it")
-    uvicorn.run(Server(workers, key=key).app(), host=host, port=port, log_level="warning", access_log=False)
+    app = Server(workers, key=key, inspect=inspect).app()
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
 def _named(text: str) -> tuple[str, str]:

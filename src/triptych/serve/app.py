@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from . import chat, completions, messages, responses
+from . import chat, completions, inside, messages, responses
 from .errors import error_response
 from .fields import ApiError, Fields
 from .limits import Limited, Limits
@@ -24,12 +24,15 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """Models by name, in front of them the routes.  `key` is asked of every request where it is given."""
+    """Models by name, in front of them the routes.  `key` is asked of every request where it is given; `inspect` opens
+    `/v1/inspect` and edits inside requests."""
 
     def __init__(
-        self, workers: Mapping[str, ModelWorker], *, key: str | None = None, limits: Limits | None = None
-    ) -> None:
-        self.workers, self.key, self.limits = workers, key, limits or Limits()
+        self, workers: Mapping[str, ModelWorker], *, key: str | None = None, limits: Limits | None = None,
+        inspect: bool = False,
+    ) -> None:  # fmt: skip
+        self.workers, self.key, self.limits, self.inspect = workers, key, limits or Limits(), inspect
+        self.inside = ("inside",) if inspect else ("inside_refused",)  # tables of the fields of edits
 
     def app(self) -> Starlette:
         routes = [
@@ -40,6 +43,7 @@ class Server:
             *chat.routes(self),
             *responses.routes(self),
             *messages.routes(self),
+            *inside.routes(self),
         ]
 
         @asynccontextmanager

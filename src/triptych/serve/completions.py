@@ -13,6 +13,7 @@ from triptych.errors import TriptychError
 from triptych.generate import Request
 from .fields import ApiError, Fields
 from .generation import REASONS, Generation, error_event, event, respond
+from .inside import edited
 from .requests import body, generation_request, seed_of
 from .worker import ModelWorker
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
 def routes(server: Server) -> list[Route]:
     async def completions(request: HttpRequest) -> Response:
-        fields = await body(request, "sampling", "completions")
+        fields = await body(request, "sampling", "completions", *server.inside)
         worker = server.worker_of(fields)
-        generation = Generation(worker, fields, completion_requests(worker, fields), kind="cmpl")
+        requests = await edited(worker, fields, completion_requests(worker, fields))
+        generation = Generation(worker, fields, requests, kind="cmpl")
         return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
 
     return [Route("/v1/completions", completions, methods=["POST"])]

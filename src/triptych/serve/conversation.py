@@ -14,6 +14,7 @@ from triptych.text import RenderedPrompt
 from .call_form import CallForm
 from .fields import ApiError, Fields
 from .generation import Generation
+from .inside import edited
 from .replies import Reply
 from .requests import generation_request, seed_of
 from .tools import ToolUse, form_of
@@ -165,9 +166,9 @@ async def begin(
         )
         for number in range(fields.get("n", 1))
     ]
-    form = prompt.form
+    form, edited_requests = prompt.form, await edited(worker, fields, requests)
     return Generation(
-        worker, fields, requests, kind=kind, hidden=None if form is None else hidden_ids(worker, form),
+        worker, fields, edited_requests, kind=kind, hidden=None if form is None else hidden_ids(worker, form),
         reply=lambda: Reply(form, use.schemas, parallel=use.parallel),
     )  # fmt: skip
 

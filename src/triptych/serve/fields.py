@@ -18,6 +18,7 @@ from triptych.files import tables_of
 KINDS: dict[str, tuple[type, ...]] = {
     "number": (int, float), "integer": (int,), "boolean": (bool,), "string": (str,), "strings": (str, list),
     "prompt": (str, list), "array": (list,), "object": (dict,), "choice": (str, dict),
+    "selection": (int, list),
 }  # fmt: skip
 
 

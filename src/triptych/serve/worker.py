@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
-from typing import Any
+from typing import TypeVar
 
 from triptych.errors import InputError
 from triptych.generate import LiveRow, Request, Scheduler
@@ -18,6 +18,7 @@ from triptych.generate.request import TokenLogprobs
 from triptych.generate.row_text import RowText
 from triptych.model import Model
 
+Result = TypeVar("Result")
 STOPPING = "the server is stopping; send the request again to another one, or later"
 
 
@@ -111,10 +112,10 @@ class ModelWorker:
             self._refuse(served, InputError(STOPPING))
         return served
 
-    async def call(self, function: Callable[[], Any]) -> Any:
+    async def call(self, function: Callable[[], Result]) -> Result:
         """The result of a function that uses the model, called between two steps.  Raises what it raises, and
         InputError where the worker has stopped."""
-        future: Future[Any] = Future()
+        future: Future[Result] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():

@@ -1,0 +1,181 @@
+"""`/v1/inspect`, and edits of the model inside a request of generation: the library's own sites, reads and edits.
+
+Served with `--inspect` only: an edited row makes the steps that it runs in run as modules, which is slower for all.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from torch import Tensor
+
+from triptych.errors import TriptychError
+from triptych.generate import Request
+from triptych.model import Model
+from triptych.probe import Edit, Plan, Read, Session, Trace, add, put, zero
+from .fields import ApiError, Fields
+from .requests import body
+from .worker import ModelWorker
+
+if TYPE_CHECKING:
+    from .app import Server
+
+MOST_BYTES = 4 << 20  # of the values of one answer
+EDITS = ("edit", "ablate_heads", "steer")
+
+
+def routes(server: Server) -> list[Route]:
+    async def inspect(request: HttpRequest) -> Response:
+        if not server.inspect:
+            raise ApiError(404, "start the server with --inspect to read values inside its models")
+        fields = await body(request, "inspect", *server.inside)
+        worker = server.worker_of(fields)
+        return JSONResponse(await worker.call(lambda: inspection(worker.model, worker.name, fields)))
+
+    return [Route("/v1/inspect", inspect, methods=["POST"])]
+
+
+# ---------------------------------------------------------------- edits
+
+
+async def edited(worker: ModelWorker, fields: Fields, requests: Sequence[Request]) -> Sequence[Request]:
+    """The requests with the edits that the fields ask for.  Raises ApiError for what does not fit the model."""
+    if not any(name in fields.values for name in EDITS):
+        return requests
+
+    def with_edits() -> list[Request]:
+        try:
+            plan = Plan.of(worker.model.spec, (), edits_of(worker.model, fields))
+        except TriptychError as error:
+            raise ApiError(400, str(error)) from None
+        return [replace(request, probe=Session(plan, allow_null=True)) for request in requests]
+
+    return await worker.call(with_edits)
+
+
+def edits_of(model: Model, fields: Fields) -> list[Edit]:
+    """The edits of `edit`, `ablate_heads` ("3.0" is head 0 of block 3) and `steer`.
+
+    Raises ApiError for what is none, TriptychError for what does not fit the model.
+    """
+    edits = [edit_of(fields, one, f"edit[{i}]") for i, one in enumerate(fields.get("edit", []))]
+    for i, name in enumerate(fields.get("ablate_heads", [])):
+        block, _, head = name.partition(".") if isinstance(name, str) else ("", "", "")
+        if not (block.isdecimal() and head.isdecimal()):
+            where = f"ablate_heads[{i}]"
+            raise ApiError(400, f'{where} must be BLOCK.HEAD, such as "3.0"; edit reaches other sites', where)
+        edits.append(zero(f"blocks.{int(block)}.attn.z", heads=int(head)))
+    if "steer" in fields.values:
+        steer = fields.inner(fields.values["steer"], "steer", at="steer")
+        vector = None if (given := steer.get("vector")) is None else tensor_of(given, "steer.vector")
+        how = {"site": steer.values["site"], "vector": vector, "scale": float(steer.get("scale", 1.0))}
+        edits.append(model.steer(steer.get("toward"), steer.get("away"), **how))
+    return edits
+
+
+def edit_of(fields: Fields, value: object, at: str) -> Edit:
+    """One edit: `zero`, or numbers to `add` or to `put`, at the chosen heads and positions of a site."""
+    one = fields.inner(value, "edit", at=at)
+    where = {"heads": one.get("heads"), "at": one.get("at")}
+    kinds = [name for name in ("zero", "add", "put") if one.get(name)]
+    if len(kinds) != 1:
+        raise ApiError(400, f"{at} must have zero: true, or numbers in add or put, and one of the three", at)
+    if kinds == ["zero"]:
+        return zero(one.values["site"], **where)
+    change = add if kinds == ["add"] else put
+    return change(one.values["site"], tensor_of(one.values[kinds[0]], f"{at}.{kinds[0]}"), **where)
+
+
+def tensor_of(value: object, at: str) -> Tensor:
+    try:
+        tensor = torch.tensor(value, dtype=torch.float32)
+    except (ValueError, TypeError, RuntimeError, OverflowError):
+        raise ApiError(400, f"{at} must be numbers, or lists of as many numbers each", at) from None
+    if not bool(torch.isfinite(tensor).all()):
+        raise ApiError(400, f"{at} must be finite", at)
+    return tensor
+
+
+# ---------------------------------------------------------------- reads
+
+
+def read_of(fields: Fields, value: object, at: str) -> Read:
+    """One read: the name of a site or a glob, or an object with heads, positions, layers and a reduction."""
+    if isinstance(value, str):
+        return Read(value)
+    one = fields.inner(value, "read", at=at)
+    return Read(
+        one.values["site"], heads=one.get("heads"), at=one.get("at"), layers=one.get("layers"), reduce=one.get("reduce")
+    )
+
+
+def inspection(model: Model, name: str, fields: Fields) -> dict[str, Any]:
+    """The answer: one forward of a prompt under the edits, with what was read, statistics of the attention, and the
+    likeliest next tokens at each position.  Raises ApiError for what the model cannot do, and for too many bytes."""
+    rows, target = [fields.values["prompt"]], fields.get("target")
+    targets = None if target is None else [target]
+    limit = min(fields.get("max_bytes", MOST_BYTES), MOST_BYTES)
+    encoded = fields.get("encoding_format") == "base64"
+    try:
+        edits = edits_of(model, fields)
+        reads = [read_of(fields, one, f"read[{i}]") for i, one in enumerate(fields.get("read", []))]
+        trace = model.trace(rows, targets, read=reads, edit=edits, max_bytes=limit, allow_null=True)
+        answer: dict[str, Any] = {"object": "inspection", "model": name, "tokens": tokens_of(model, trace)}
+        answer["reads"] = {site: value_of(trace, site, encoded=encoded) for site in trace}
+        answer["edits"] = dict(trace.fired)
+        if "statistics" in fields.values:
+            how = dict(fields.inner(fields.values["statistics"], "statistics", at="statistics").values)
+            measured = model.statistics(rows, targets, edit=edits, max_bytes=limit, **how)
+            answer["statistics"] = {site: value_of(measured, site, encoded=encoded) for site in measured}
+    except TriptychError as error:
+        raise ApiError(400, str(error)) from None
+    if fields.get("top_logprobs"):
+        answer["predictions"] = predictions(model, trace.logits[0], fields.values["top_logprobs"])
+    return answer
+
+
+def tokens_of(model: Model, trace: Trace) -> list[dict[str, Any]]:
+    tokenizer = model.tokenizer
+    return [
+        {"id": token, "text": None if tokenizer is None else tokenizer.decode([token])}
+        for token in (trace.targets or trace.tokens or [[]])[0]
+    ]
+
+
+def value_of(trace: Trace, site: str, *, encoded: bool) -> dict[str, Any]:
+    """A value as nested lists, with null where it is not finite (masked scores are -inf), or as the bytes of little-
+    endian 32-bit floats in base64."""
+    (value,) = trace[site]
+    value = value.detach().float().cpu().contiguous()
+    shape = {"shape": [*value.shape], "positions": [*trace.positions(site)[0]]}
+    if encoded:
+        return shape | {"base64": base64.b64encode(value.numpy().astype("<f4").tobytes()).decode()}
+    finite = bool(torch.isfinite(value).all())
+    return shape | {"values": value.tolist() if finite else without_infinities(value.tolist())}
+
+
+def without_infinities(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_infinities(one) for one in value]
+    return value if math.isfinite(value) else None
+
+
+def predictions(model: Model, logits: Tensor, count: int) -> list[list[dict[str, Any]]]:
+    """For each position the likeliest next tokens with their log-probabilities (nats), best first."""
+    best = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]))
+    tokenizer = model.tokenizer
+    return [
+        [
+            {"id": token, "text": None if tokenizer is None else tokenizer.decode([token]), "logprob": logprob}
+            for token, logprob in zip(ids, logprobs, strict=True)
+        ]
+        for ids, logprobs in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
