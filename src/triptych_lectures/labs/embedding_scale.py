@@ -15,6 +15,7 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.page import TableSection
 from triptych.spec import RMSNormSpec, SinusoidalSpec
+from .bounds import rounded_down
 from .generated_tasks import (
     LAST,
     GeneratedTask,
@@ -99,7 +100,7 @@ class EmbeddingScaleLab(Lab):
                 f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
                 f" {half[LARGE, True]:.0f} with it. The factor is no rule of its own: tokens of the size of the"
                 f" positions, 1 without √d and 1/√d with it, learn half soonest ({matched[0]:.0f} and {matched[1]:.0f}"
-                f" steps); smaller ones come later, and end no lower than {least:.2f} of the task.",
+                f" steps); smaller ones come later, and end no lower than {rounded_down(least, '.2f')} of the task.",
                 Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
                 Check("these two: share of the token less 2/3, where sizes are equal", off, -0.15, 0.15),
                 Check("1 without √d, later than 1/√d with it", matched[0] - matched[1], -LAST, LAST),

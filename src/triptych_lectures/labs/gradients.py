@@ -11,6 +11,7 @@ from triptych.page import TableSection
 from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
+from .bounds import rounded_up
 from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import curve, examples, geometric_mean
 
@@ -76,7 +77,7 @@ class GradientsLab(Lab):
             ),
             clause(
                 f"So both train alike: over {self.steps} steps the loss falls by {losses[0][1] - losses[-1][1]:.2f}"
-                f" nats, and the two losses differ by at most {loss_difference:.1g}.",
+                f" nats, and the two losses differ by at most {rounded_up(loss_difference, '.1g')}.",
                 Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
                 Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
                 instead="Training by hand is not the library's, or it learns little",

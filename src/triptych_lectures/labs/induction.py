@@ -13,6 +13,7 @@ from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.train import Example, OptimizerSettings, Pairs
+from .bounds import rounded_down, rounded_up
 from .lab import Check, Lab, LabResult, Setup, clause, size
 from .small_models import Points, attention_layers, fit
 
@@ -65,7 +66,7 @@ class InductionLab(Lab):
             clause(
                 f"In {best.name} the second A attends to the place after the first A. Without this head"
                 f" {best.without:.0%} is copied right; without another head of its layer, the control,"
-                f" {min(others):.0%} and more.",
+                f" {rounded_down(min(others), '.0%')} and more.",
                 Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
                 Check(f"copied right without {best.name}", best.without, most=0.25),
                 Check("copied right without another head of its layer, the worst", min(others), least=0.5),
@@ -74,7 +75,7 @@ class InductionLab(Lab):
             clause(
                 f"That place can be recognized because {below.name} reads recent tokens, the one before most"
                 f" ({below.previous:.2f} of its weight). Without it {below.without:.0%} is copied right; without"
-                f" another head of layer 0 up to {best_beside:.0%}.",
+                f" another head of layer 0 up to {rounded_up(best_beside, '.0%')}.",
                 Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
                 Check(f"places back that {below.name} reads most", below.most, 1, 1),
                 Check(previous, ratio, least=1.5),

@@ -17,6 +17,7 @@ from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Facts, TableSection
+from .bounds import rounded_up
 from .counting import ProductCounts, products, shortest_seconds
 from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .parameters import QWEN3_4B
@@ -65,7 +66,7 @@ class KvCacheLab(Lab):
         unchanged = clause(
             "A token's keys and values depend on what came before it and never change again, so they are computed"
             f" once and kept. Nothing is approximated: the {self.written} tokens are the same, and no logit differs by"
-            f" more than {largest:.1g}.",
+            f" more than {rounded_up(largest, '.1g')}.",
             Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
             Check("greatest difference of a logit", largest, most=1e-3),
             instead="With the cache something else is computed",

@@ -20,6 +20,7 @@ from triptych.nn.attention import Attention, KindState
 from triptych.nn.part import Taps
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
+from .bounds import rounded_down
 from .generated_tasks import MarkovRows, TrainedRun, TrainingBudget, train, with_positions
 from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, size
 from .left_to_right import nats_of_prefixes, written
@@ -194,8 +195,8 @@ def _untrained(shown: Mapping[str, Weighed]) -> Conclusion:
         ),
         clause(
             "One test finds all four: with another last token, which no earlier place may see, earlier outputs"
-            f" change, by {future:.2g} and more. Where the mask comes after the softmax, hidden keys are still in the"
-            " denominator.",
+            f" change, by {rounded_down(future, '.2g')} and more. Where the mask comes after the softmax, hidden keys"
+            " are still in the denominator.",
             Check("smallest change of earlier outputs by another last token, mistakes", future, least=0.01),
             instead="Another last token does not find all mistakes",
         ),
@@ -208,8 +209,8 @@ def _trained(wrong: Mapping[str, TrainedMistake], right: TrainedMistake, task: M
     return clause(
         f"In training each mistake looks like progress: the loss falls to {min(losses):.2f} to {max(losses):.2f} nats,"
         f" below the entropy of {task.entropy:.2f}, where no prediction from the past alone can be. Where nothing"
-        f" stands after the place, as in writing, it is {writing:.2f} nats and more, and {right.writing:.2f} with the"
-        " right version.",
+        f" stands after the place, as in writing, it is {rounded_down(writing, '.2f')} nats and more, and"
+        f" {right.writing:.2f} with the right version.",
         Check("training loss over the entropy, the mistake with the largest", max(losses) / task.entropy, most=0.9),
         Check("nats as in writing over the right version's, the best mistake", writing / right.writing, least=1.1),
         instead="Training with a mistake does not look better, or writing is not worse",
