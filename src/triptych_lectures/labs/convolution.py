@@ -20,6 +20,7 @@ from triptych.errors import InputError
 from triptych.page import TableSection
 from triptych.spec import attention, causal
 from triptych.train import OptimizerSettings, Schedule
+from .bounds import rounded_up
 from .counting import longest_chain, products
 from .generated_tasks import Places, TrainingBudget, attention_alone, trained_head
 from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
@@ -96,7 +97,8 @@ class ConvolutionLab(Lab):
             clause(
                 f"{self.layers} convolutions of width {self.kernel} name the symbol up to {near} places back, with"
                 f" dilation up to {far} ({min(inside):.1%} right at the worst), and at any distance beyond no more than"
-                f" guessing gives ({max(beyond):.0%} at most): the receptive field says exactly where they fail.",
+                f" guessing gives ({rounded_up(max(beyond), '.0%')} at most): the receptive field says exactly where"
+                " they fail.",
                 Check("inside the receptive field: right, the worst distance", min(inside), least=0.95),
                 Check("beyond it: right, the best distance", max(beyond), most=chance + 0.05),
                 instead="The receptive field did not say where the stacks fail",

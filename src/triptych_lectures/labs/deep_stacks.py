@@ -21,6 +21,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
+from .bounds import rounded_down, rounded_up
 from .generated_tasks import (
     LAST,
     GeneratedTask,
@@ -142,8 +143,8 @@ class NormPlacementLab(StackLab):
             most = min(learned[PRE, rise, deep][0] for rise in (WITHOUT, WITH))
             clauses.append(
                 clause(
-                    f"In {deep} layers this warm-up is not enough: post-norm learned {best:.2f} at most with and"
-                    f" without it, pre-norm {most:.2f} at least.",
+                    f"In {deep} layers this warm-up is not enough: post-norm learned {rounded_up(best, '.2f')} at most"
+                    f" with and without it, pre-norm {rounded_down(most, '.2f')} at least.",
                     Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),
                     Check(f"pre-norm, {deep} layers: learned, the worse of both", most, least=LEARNED),
                     instead="The deepest stacks did not go as claimed",

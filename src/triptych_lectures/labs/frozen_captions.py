@@ -14,6 +14,7 @@ import numpy as np
 from triptych.page import Curve, TableSection
 from triptych.text import SEQ2SEQ, word_tokenizer
 from triptych_lectures.data.scenes import Scene, scenes
+from .bounds import rounded_up
 from .drawn_pictures import KINDS, OF_CONTROL, Captioned, CaptionsLab, Words, exact_share, unseen, word_shares
 from .frozen_parts import FrozenParts, Gated, Queried, Sizes, Way
 from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
@@ -115,8 +116,8 @@ class FrozenCaptionsLab(Lab):
 
 def _fixed(gate: float, changed: int) -> Clause:
     return clause(
-        f"With gates at 0 the logits are those of the text decoder alone (they differ by at most {gate:.1g}), and after"
-        f" training {changed} of the fixed tensors have changed by a bit.",
+        f"With gates at 0 the logits are those of the text decoder alone (they differ by at most"
+        f" {rounded_up(gate, '.1g')}), and after training {changed} of the fixed tensors have changed by a bit.",
         Check("gates at 0: largest difference of logits", gate, most=1e-5),
         Check("fixed tensors that changed", changed, 0, 0),
         instead="What should stay fixed did not",

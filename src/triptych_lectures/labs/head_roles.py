@@ -18,6 +18,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe.role_scores import mean_weight
+from .bounds import rounded_down, rounded_up
 from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
 from .pretrained import decoder, head_maps
 
@@ -131,7 +132,7 @@ def _with_roles(chosen: ReadText, other: ReadText, roles: Mapping[str, Role]) ->
     return clause(
         f"Heads that were found on a text of {len(chosen.tokens)} tokens have the same roles on another of"
         f" {len(other.tokens)}: {weights}. Control: the best of as many heads with random weights gives at most"
-        f" {max(role.random for role in roles.values()):.2f}.",
+        f" {rounded_up(max(role.random for role in roles.values()), '.2f')}.",
         *tuple(
             Check(
                 f"{name}: weight from {role.best.name} on another text, less the most of even and of random weights",
@@ -146,8 +147,8 @@ def _with_roles(chosen: ReadText, other: ReadText, roles: Mapping[str, Role]) ->
 
 def _without(unread: BestHead, patterns: int) -> Clause:
     return clause(
-        f"Not every head has such a role: {unread.name} is on both texts at least {unread.score:.2f} of 1 away from"
-        " every one of these patterns and from even weights.",
+        f"Not every head has such a role: {unread.name} is on both texts at least"
+        f" {rounded_down(unread.score, '.2f')} of 1 away from every one of these patterns and from even weights.",
         Check(f"{unread.name}: distance from the nearest of {patterns} simple patterns", unread.score, least=0.5),
         instead="Every head is near to one of these patterns",
     )

@@ -17,6 +17,7 @@ from triptych.train.objectives import Integers
 from triptych_lectures.data import play_names as names
 from triptych_lectures.data.play_names import OTHER, PERSON, TAGS, NamedWords
 from triptych_lectures.data.play_scenes import HELD_OUT, plays
+from .bounds import rounded_up
 from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, mean_interval, size
 from .play_encoders import trained
 from .small_models import Points
@@ -122,9 +123,9 @@ class NamesLab(Lab):
         return (
             clause(
                 f"Of the names that occur in no play it was trained on, the encoder finds persons and places with F1"
-                f" {ours.new:.2f}; the commonest answer, the table and the bag of words reach {new:.2f} at most. Taking"
-                f" every new capital for a person, which needs to know what capitals are for, gives"
-                f" {scores[CAPITAL].new:.2f}. Best of all: {first_of_new}.",
+                f" {ours.new:.2f}; the commonest answer, the table and the bag of words reach"
+                f" {rounded_up(new, '.2f')} at most. Taking every new capital for a person, which needs to know what"
+                f" capitals are for, gives {scores[CAPITAL].new:.2f}. Best of all: {first_of_new}.",
                 Check("names never in training: F1, above the best of these three", ours.new - new, least=MARGIN),
                 instead="On names never in training the encoder is not ahead",
             ),

@@ -12,6 +12,7 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from .bounds import rounded_up
 from .generated_tasks import GeneratedTask, ShuffledTask, TrainedRun, TrainingBudget, held_out_rows, right, train
 from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
 from .other_patterns import (
@@ -110,7 +111,7 @@ class NotExplanationLab(Lab):
                 f"A classifier of {self.layers} layers answers which value the kind that is asked for has, {share:.0%}"
                 f" right. All its patterns can be exchanged at once for others, at a mean total variation distance of"
                 f" {other.attention:.2f} (0 to 1), and its answers stay: they are {other.output:.1g} away, at most"
-                f" {changed:.1g}.",
+                f" {rounded_up(changed, '.1g')}.",
                 Check("classifier: right on new rows", share, least=0.9),
                 Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, 0.4),
                 Check(

@@ -18,6 +18,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import full, keys
 from triptych.train import Example, collate
+from .bounds import rounded_up
 from .generated_tasks import GeneratedTask, ShuffledTask, TrainedRun, TrainingBudget, held_out_rows, logits, train
 from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import encoder, with_mask
@@ -72,7 +73,7 @@ class PaddingLab(Lab):
                 "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
                 f" {least} it is right on {trained[least].right:.0%}, and on the mean of all lengths on {bears:.0%},"
                 f" the other on {fails:.0%}. Its answers still depend on how much there is: {most}, a log-probability"
-                f" moves by up to {moved:.1f} nats.",
+                f" moves by up to {rounded_up(moved, '.1f')} nats.",
                 Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75),
                 Check("right more than the one trained without, mean of the lengths", bears - fails, least=0.1),
                 Check(f"trained with padding, {most}: largest change of a log-probability, nats", moved, least=1.0),

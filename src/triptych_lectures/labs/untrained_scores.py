@@ -22,6 +22,7 @@ from triptych.attention import additive, attend
 from triptych.errors import InputError
 from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
+from .bounds import rounded_up
 from .counting import peak_bytes, shortest_seconds
 from .lab import Check, Ints, Lab, LabResult, Setup, clause, ratio, size
 from .small_models import curve, power
@@ -69,9 +70,9 @@ class ScalingLab(Lab):
             ),
             clause(
                 f"Undivided, softmax becomes a hard choice: at d {last} the entropy of a row is"
-                f" {undivided.entropy:.2f} nats, of at most {most:.2f}, and {undivided.starved:.0%} of the queries get"
-                f" a gradient below {self.small:g}. At d {self.widths[0]} the median one is still {early:.2g} times"
-                " that with the division.",
+                f" {undivided.entropy:.2f} nats, of at most {rounded_up(most, '.2f')}, and"
+                f" {undivided.starved:.0%} of the queries get a gradient below {self.small:g}."
+                f" At d {self.widths[0]} the median one is still {early:.2g} times that with the division.",
                 Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
                 Check(f"median {over_divided}", ratio(undivided.gradient, divided.gradient), most=0.01),
                 Check(f"{share}, without scale", undivided.starved, least=0.5),
