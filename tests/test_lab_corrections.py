@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from lab_results import failed, passes
 from triptych import attention
@@ -64,3 +65,9 @@ def test_fails_when_a_config_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed(labs.run("corrections")) == {
         "parameters with D 768", "biases of the 12 MLPs", "F over D of Llama-3 8B"
     }  # fmt: skip
+
+
+def test_fails_when_softmax_makes_a_number_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    softmax = torch.Tensor.softmax
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda self, *rest: softmax(self, *rest).nan_to_num())
+    assert failed(labs.run("corrections")) == {"share of the weights of that row that are NaN where -∞ is added"}

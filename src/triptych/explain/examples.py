@@ -190,10 +190,10 @@ def _quadratic() -> Example:
                  [shown], once_more),
         WalkStep("FLOPs", "Ratio", "32,768² / 2,048²", "Sixteen times the tokens, 256 times the work.", [ratio],
                  lambda g: g["flops"][0, 1:] / g["flops"][0, :1]),
-        WalkStep("FLOPs", "Ratio of everything else", "32,768 / 2,048", "The rest is linear in T.", [linear],
+        WalkStep("FLOPs", "Ratio of all other products", "32,768 / 2,048", "They are linear in T.", [linear],
                  lambda g: torch.tensor([32_768 / 2048])),
     ]  # fmt: skip
-    return steps, "256 for the scores, 16 for everything else"
+    return steps, "256 for scores and weighted sums, 16 for all other products"
 
 
 EXAMPLES: dict[str, tuple[str, Callable[[], Example]]] = {

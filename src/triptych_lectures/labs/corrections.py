@@ -69,9 +69,12 @@ class Corrected(Statements):
         ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
         filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
         even = gap(filled, torch.tensor(1 / n, dtype=q.dtype))
+        added = (q @ q.mT + torch.zeros(n, n, dtype=q.dtype).masked_fill(~visible, -torch.inf)).softmax(-1)[0]
+        undefined = float(added.isnan().sum()) / n
         return (
             Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
             Check("a row that sees nothing filled with -1e9, distance from even weights", even, most=1e-12),
+            Check("share of the weights of that row that are NaN where -∞ is added", undefined, 1, 1),
         )
 
     def mask_order(self) -> Checks:

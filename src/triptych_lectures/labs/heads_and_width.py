@@ -88,11 +88,11 @@ class HeadsVsWidthLab(Lab):
         scores = float(shown * tokens**2)
         return (
             clause(
-                f"One head of width {self.width} and {most} of width {self.width // most} have the same"
-                f" {costs[1][0]:,} parameters and the same {costs[1][1]:,} matmul FLOPs on {tokens} tokens, as torch"
-                f" counts them and as the library does from the spec. What grows is the number of scores: {scores:,.0f}"
-                f" against {tokens**2:,} with {shown} heads, and with it the work of softmax and the memory of the"
-                " patterns.",
+                f"With one head of width {self.width} and with {most} of width {self.width // most} a model of one"
+                f" block, its embedding and its head have the same {costs[1][0]:,} parameters and the same"
+                f" {costs[1][1]:,} matmul FLOPs on {tokens} tokens, as torch counts them and as the library does from"
+                f" the spec. What grows is the number of scores: {scores:,.0f} against {tokens**2:,} with {shown}"
+                " heads, and with it the work of softmax and the memory of the patterns.",
                 Check("parameters and matmul FLOPs of H heads over one, largest difference from 1", apart, most=0),
                 Check("counted from the spec less measured, largest difference", float(off), most=0),
                 Check(f"score elements of {shown} heads on {tokens} tokens", costs[shown][2], scores, scores),
@@ -121,7 +121,9 @@ class HeadsVsWidthLab(Lab):
         rows = [[str(h), str(self.width // h), *(f"{x:,}" for x in own)] for h, own in costs.items()]
         right = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
         read = {counted(heads, "head"): [shares[name, heads] for name in (ONE, SEVERAL)] for heads in (1, 4)}
-        title = f"One block of width {self.width} on {self.tokens} tokens, measured"
+        title = (
+            f"A model of one block of width {self.width}, with embedding and head, on {self.tokens} tokens, measured"
+        )
         over_one = {name: [costs[h][i] / costs[1][i] for h in self.heads] for i, name in enumerate(COLUMNS)}
         return (
             TableSection(title, ("heads", "head width", *COLUMNS), rows),
