@@ -87,8 +87,8 @@ class ProbeLab(Lab):
             clause(
                 f"Control: a random label for each word form is right in {read.control:.0%} there; the selectivity is"
                 f" {read.selectivity:.2f}. In a model of random weights a probe is right for words that it knows"
-                f" ({by_random.seen:.0%}), but for random labels too ({by_random.control:.0%}), and for new words in"
-                f" {by_random.new:.0%}: it has learned the words.",
+                f" ({by_random.seen:.0%}, the mean of all layers), but for random labels too ({by_random.control:.0%}),"
+                f" and for new words in {by_random.new:.0%}: it has learned the words.",
                 Check("selectivity after the last layer", read.selectivity, least=0.1),
                 Check("selectivity, less that in random weights", read.selectivity - by_random.selectivity, least=0.05),
                 Check("random weights: right for known words", by_random.seen, least=0.75),
