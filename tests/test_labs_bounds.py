@@ -11,7 +11,7 @@ import triptych_lectures.labs
 from triptych_lectures.labs.bounds import rounded_down, rounded_up
 
 BEFORE = re.compile(r"(at most|at least|(more|less|lower|higher|later|fewer) than|up to|within) $")
-AFTER = re.compile(r"^( \w+)?( at most\b| at least\b| and more\b| or more\b)")
+AFTER = re.compile(r"^( \w+){0,3}( at most\b| at least\b| and more\b| or more\b)")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_no_sentence_rounds_a_bound_past_what_was_measured() -> None:
         ('f"no logit differs by" f" more than {largest:.1g}."', "largest"),
         ('f"the control, {min(others):.0%} and more."', "min(others)"),
         ('f"it is {writing:.2f} nats and more"', "writing"),
+        ('f"it learns {learned:.0%} of the way or more"', "learned"),
         ('f"learned {best:.2f} at most with"', "best"),
     ],
 )

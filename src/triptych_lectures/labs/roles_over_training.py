@@ -21,6 +21,7 @@ from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.train import Example, OptimizerSettings, Pairs, Schedule
 from triptych.train.objectives import Ids
+from .bounds import rounded_down
 from .generated_tasks import with_positions
 from .induction import pattern_scores
 from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
@@ -148,7 +149,7 @@ class RolesOverTrainingLab(Lab):
         return (
             clause(
                 "Both models first learn the table of what may follow what, which needs no attention:"
-                f" {m.learned:.0%} of the way or more after a third of the training.",
+                f" {rounded_down(m.learned, '.0%')} of the way or more after a third of the training.",
                 Check("learned of the table after a third of the training, the less of the two", m.learned, 0.5, 1.1),
                 instead="The table alone was not learned first",
             ),
