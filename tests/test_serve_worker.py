@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -138,3 +139,18 @@ def test_a_model_that_does_not_generate_says_so() -> None:
     assert "bert does not generate" in str(piece.error)
     worker.stop()
     worker.thread.join(60)
+
+
+def test_calls_and_steps_take_turns(worker: ModelWorker) -> None:
+    async def run() -> tuple[list[int], str]:
+        served = worker.submit(request(worker, "abc", 60))
+        pieces = aiter(served)
+        await anext(pieces)
+        assert served.row is not None
+        row = served.row
+        lengths = await asyncio.gather(*(worker.call(lambda: len(row.ids)) for _ in range(20)))
+        served.cancel()
+        return lengths, "".join([piece.text async for piece in pieces])
+
+    lengths, _ = asyncio.run(run())
+    assert all(b > a for a, b in pairwise(lengths)), "a row writes a token between two calls"

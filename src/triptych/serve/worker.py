@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -95,6 +96,7 @@ class ModelWorker:
         self.model, self.name = model, name
         self.scheduler = Scheduler(model.engine(), max_rows=max_rows) if model.spec.decoder is not None else None
         self.commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.calls: deque[Callable[[], object]] = deque()  # that use the model, by the thread alone
         self.rows: dict[LiveRow, ServedRow] = {}
         self.last_step, self.stopping = monotonic(), False
         self.lock, self.ended = Lock(), False  # of the end of the thread: nothing is queued behind it
@@ -114,7 +116,7 @@ class ModelWorker:
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """The result of a function that uses the model, called between two steps.  Raises what it raises, and
-        InputError where the worker has stopped."""
+        InputError where the worker has stopped.  Between two steps of rows one call runs."""
         future: Future[Result] = Future()
 
         def run() -> None:
@@ -125,7 +127,7 @@ class ModelWorker:
             except BaseException as error:
                 future.set_exception(error)
 
-        if not self.post(run):
+        if not self.post(lambda: self.calls.append(run)):
             raise InputError(STOPPING)
         return await asyncio.wrap_future(future)
 
@@ -153,16 +155,22 @@ class ModelWorker:
     # -- in the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self.rows or not self.stopping:
-            try:
-                command = self.commands.get(block=not self.rows)
-            except Empty:
+        while self.rows or self.calls or not self.stopping:
+            self._obey(wait=not self.rows and not self.calls)
+            if self.calls:  # one, so that many of them do not keep rows from their next tokens
+                self.calls.popleft()()
+            if self.rows:
                 self._step()
-                continue
-            command()
         with self.lock:
             self.ended = True
+        self._obey(wait=False)
+        while self.calls:
+            self.calls.popleft()()
+
+    def _obey(self, *, wait: bool) -> None:
+        """Run the commands that are there; with `wait`, at least one."""
         with suppress(Empty):
+            self.commands.get(block=wait)()
             while True:
                 self.commands.get(block=False)()
 
