@@ -65,7 +65,8 @@ def test_noise_is_a_function_of_seed_request_and_position() -> None:
 
 
 SETTINGS = [
-    {}, {"temperature": 0.3}, {"top_k": 1}, {"top_k": 7}, {"top_k": 400}, {"top_p": 0.9}, {"top_p": 1e-6},
+    {}, {"temperature": 0.3}, {"top_k": 1}, {"top_k": 7}, {"top_k": 400}, {"top_k": 10**12}, {"top_p": 0.9},
+    {"top_p": 1e-6},
     {"min_p": 0.1}, {"top_k": 50, "top_p": 0.8, "min_p": 0.02, "temperature": 1.7}, {"temperature": 0.0},
     {"temperature": 1e-42}, {"top_p": 0.9999999}, {"top_p": 0.5, "temperature": 30.0},
 ]  # fmt: skip

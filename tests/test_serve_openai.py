@@ -82,7 +82,11 @@ def test_n_prompts_and_seeds(port: int) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ({"prompt": "a", "best_of": 3}, 400, "best_of is not supported"),
+        ({"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),
+        ({"prompt": "a", "best_off": 3}, 400, "best_off is not supported here (did you mean 'best_of'?)"),
+        ({"prompt": "a", "n": 3, "best_of": 2}, 400, "best_of=2 must be at least n=3"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, 400, "best_of"),
+        ({"prompt": "a", "decoder_prefix": "b"}, 400, "decoder_prefix is for encoder-decoders"),
         ({"prompt": "a", "temprature": 1}, 400, "temperature"),
         ({"max_tokens": 3}, 400, "prompt is missing"),
         ({"prompt": "a", "max_tokens": "3"}, 400, "max_tokens must be of type integer"),

@@ -77,12 +77,17 @@ class SentenceSettings:
         """GGUF metadata, under keys of ours: the format has none."""
         return {_GGUF + name: value for name, value in asdict(self).items() if value}
 
-    def truncated(self, ids: Sequence[int], around: Sequence[int]) -> list[int]:
+    def truncated(self, ids: Sequence[int], around: Sequence[int], *, cut: bool = True) -> list[int]:
         """The ids of a text cut to `max_seq_length`; the special tokens at its end stay.  `around` are the ids of the
-        empty text: what stands before and after every text."""
+        empty text: what stands before and after every text.  Raises InputError for a longer one unless it may be
+        `cut`."""
         most = self.max_seq_length
         if most is None or len(ids) <= most:
             return list(ids)
+        if not cut:
+            raise InputError(
+                f"a text has {len(ids):,} tokens, of which the model reads {most:,}; shorten it, or cut it"
+            )
         after = 0
         while after < len(around) and around[-1 - after] == ids[-1 - after]:
             after += 1

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
 from triptych.errors import InputError
 from . import options, screen
-
-if TYPE_CHECKING:
-    from triptych.model import Model
 
 
 def serve(
@@ -21,15 +17,18 @@ def serve(
     port: options.Positive = 8080,
     key: str | None = None,
     max_rows: options.Positive = 32,
+    lazy: bool = False,
     inspect: bool = False,
 ) -> None:
     """Serve models behind the routes of OpenAI's API, until Ctrl-C.
 
-    MODELS...: Directories, .gguf files or hub:org/name; requests name them by the last part, or as NAME=MODEL.
+    MODELS...: Directories, .gguf files, hub:org/name, or directories of adapters; requests name them by the last part,
+        or as NAME=MODEL.  Adapters of one base share its weights.
     --host HOST: Address to listen on; others than 127.0.0.1 need --key.
     --port N: Port to listen on.
     --key TEXT: Key that every request has to give.
-    --max-rows N: Requests that run at once.
+    --max-rows N: Requests of a model that run at once.
+    --lazy: Load each model by the first request that names it.
     --inspect: Answer /v1/inspect, and let requests edit values inside the model.
     """
     try:
@@ -40,15 +39,19 @@ def serve(
         raise InputError(f"serving needs the extra serve ({error}); run: pip install 'triptych[serve]'") from None
     if host not in ("127.0.0.1", "::1", "localhost") and key is None:
         raise BadParameter(f"--host {host} is reached by others; give --key too")
-    from triptych.serve.worker import ModelWorker
+    from triptych.serve.loading import Loader
 
-    workers = {}
+    paths: dict[str, str] = {}
     for name, path in map(_named, models):
-        if name in workers:
+        if name in paths:
             raise BadParameter(f"two models are named {name}; write NAME=MODEL for one of them")
-        workers[name] = ModelWorker(_loaded(path), name, max_rows=max_rows)
-    screen.note(f"serving {', '.join(workers)} on http://{host}:{port}/v1; Ctrl-C ends it")
-    app = Server(workers, key=key, inspect=inspect).app()
+        paths[name] = path
+    loader = Loader(max_rows)
+    cards = [loader.card(name, path) for name, path in paths.items()] if lazy else []
+    later = {name: loader.later(name, path) for name, path in paths.items()} if lazy else {}
+    workers = {} if lazy else {name: loader.worker(name, path) for name, path in paths.items()}
+    app = Server(workers, key=key, inspect=inspect, lazy=later, cards=cards).app()
+    screen.note(f"serving {', '.join(paths)} on http://{host}:{port}/v1; Ctrl-C ends it")
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
@@ -58,9 +61,3 @@ def _named(text: str) -> tuple[str, str]:
     if equals and name and "/" not in name:
         return name, path
     return Path(text.removeprefix("hub:")).stem if text.endswith(".gguf") else Path(text).name, text
-
-
-def _loaded(path: str) -> Model:
-    from triptych import load
-
-    return load(path)

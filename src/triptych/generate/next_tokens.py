@@ -12,6 +12,8 @@ from triptych.errors import InputError
 from .request import LiveRow, TokenLogprobs
 from .sampling import NOT_FINITE, apply_rules, draw, penalize
 
+POSITIONS = 64  # whose log-probabilities are in memory at once: one for each token of the vocabulary
+
 
 @dataclass(eq=False)
 class Choice:
@@ -42,7 +44,7 @@ def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
             choices[i].token = token
     for row, x, choice in zip(rows, logits, choices, strict=True):
         if row.request.logprobs is not None and choice.error is None:
-            choice.logprobs = _logprobs(x, choice.token, row.request.logprobs)
+            (choice.logprobs,) = token_logprobs(x[None], [choice.token], row.request.logprobs)
     return choices
 
 
@@ -71,7 +73,14 @@ def _penalized(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice
     return scores
 
 
-def _logprobs(logits: Tensor, token: int, count: int) -> TokenLogprobs:
-    logprobs = logits.float().log_softmax(-1)
-    best = logprobs.topk(min(count, len(logprobs)))
-    return TokenLogprobs(float(logprobs[token]), list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+def token_logprobs(logits: Tensor, ids: Sequence[int], count: int) -> list[TokenLogprobs]:
+    """The log-probabilities of `ids` [T], and of the `count` likeliest ones beside each, by logits [T, V]."""
+    every: list[TokenLogprobs] = []
+    for at in range(0, len(ids), POSITIONS):
+        chosen = torch.tensor(ids[at : at + POSITIONS], device=logits.device)
+        logprobs = logits[at : at + len(chosen)].float().log_softmax(-1)
+        best = logprobs.topk(min(count, logprobs.shape[-1]))
+        values, tops = logprobs.gather(-1, chosen[:, None])[:, 0].tolist(), best.indices.tolist()
+        for value, top, likely in zip(values, tops, best.values.tolist(), strict=True):
+            every.append(TokenLogprobs(value, list(zip(top, likely, strict=True))))
+    return every

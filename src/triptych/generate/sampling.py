@@ -91,12 +91,15 @@ def draw(scores: Tensor, samplings: Sequence[Sampling], lengths: Sequence[int], 
     kernels = library()
     if kernels is None or not scores.is_cpu:
         return _by_torch(scores, samplings, numbers)
+    (count, vocab), threads = scores.shape, usable_threads(torch.get_num_threads())
     hows = np.array([
-        (number, how.top_p, max(how.temperature, TINY), math.log(how.min_p) if how.min_p else -math.inf, how.top_k, 0)
+        (
+            number, how.top_p, max(how.temperature, TINY), math.log(how.min_p) if how.min_p else -math.inf,
+            min(how.top_k, vocab), 0,
+        )
         for how, number in zip(samplings, numbers, strict=True)
     ], dtype=DRAW)  # fmt: skip
     hows["top_k"][[how.temperature == 0 for how in samplings]] = 1
-    (count, vocab), threads = scores.shape, usable_threads(torch.get_num_threads())
     scores, tokens = scores.contiguous(), np.empty(len(samplings), np.int32)
     scratch = np.empty((threads, 3, vocab), np.float32)
     arrays = (hows.ctypes.data, tokens.ctypes.data, scratch.ctypes.data)

@@ -45,30 +45,38 @@ def read_wav(path: str | Path, rate: int = RATE) -> Samples:
     its length, or that holds another encoding or samples that are not numbers below a million; and for a `rate` that
     no sound has.
     """
+    return decode_wav(read_regular(Path(path), MAX_BYTES, InputError), str(path), rate)
+
+
+@checked
+def decode_wav(raw: bytes, name: str, rate: int = RATE, longest: float = math.inf) -> Samples:
+    """The sound of the content of a WAV file, which errors call `name`.  Raises InputError as `read_wav`, and, before
+    anything is decoded, for more than `longest` seconds."""
     _check_rate(rate)
-    path = Path(path)
-    raw = read_regular(path, MAX_BYTES, InputError)
-    header, data = _chunks(raw, path)
+    header, data = _chunks(raw, name)
     encoding, channels, stored_rate, _, align, bits = struct.unpack_from("<HHIIHH", header)
     if encoding == EXTENSIBLE and len(header) >= 26:
         encoding = int.from_bytes(header[24:26], "little")  # the first two bytes of the sub-format GUID
     if not 1 <= channels <= 256 or not MIN_RATE <= stored_rate <= MAX_RATE:
         raise InputError(
-            f"{path}: {channels} channels at {stored_rate} samples per second; 1 to 256 channels at {MIN_RATE:,} to "
+            f"{name}: {channels} channels at {stored_rate} samples per second; 1 to 256 channels at {MIN_RATE:,} to "
             f"{MAX_RATE:,} can be read"
         )
     if (encoding, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
-        raise InputError(f"{path}: encoding {encoding} of {bits} bits is not PCM or float; convert it to 16-bit PCM")
+        raise InputError(f"{name}: encoding {encoding} of {bits} bits is not PCM or float; convert it to 16-bit PCM")
     if align != channels * bits // 8 or len(data) % align:
-        raise InputError(f"{path}: {len(data)} bytes of sound are not whole blocks of {channels} x {bits} bits")
+        raise InputError(f"{name}: {len(data)} bytes of sound are not whole blocks of {channels} x {bits} bits")
     if not len(data):
-        raise InputError(f"{path}: has no samples")
+        raise InputError(f"{name}: has no samples")
+    seconds = len(data) / align / stored_rate
+    if seconds > longest:
+        raise InputError(f"{name}: has {seconds:,.1f} seconds of sound, and {longest:,g} are the limit")
     sound: Samples = np.empty(len(data) // align, np.float32)
     for at in range(0, len(sound), _DECODED):
         block = data[at * align : (at + _DECODED) * align]
         samples = _decoded(block, encoding, bits).reshape(-1, channels)
         if not (np.abs(samples) <= MAX_SAMPLE).all():  # False for NaN too
-            raise InputError(f"{path}: its samples are not all finite numbers in [-1, 1]; write it again as 16-bit PCM")
+            raise InputError(f"{name}: its samples are not all finite numbers in [-1, 1]; write it again as 16-bit PCM")
         sound[at : at + _DECODED] = samples.mean(axis=1, dtype=np.float64)
     return resample(sound, stored_rate, rate)
 
@@ -106,7 +114,7 @@ def _check_rate(rate: int) -> None:
         raise InputError(f"a rate of {rate} samples per second is not between {MIN_RATE:,} and {MAX_RATE:,}")
 
 
-def _chunks(raw: bytes, path: Path) -> tuple[bytes, bytes]:
+def _chunks(raw: bytes, path: str) -> tuple[bytes, bytes]:
     """The contents of the chunks `fmt ` and `data` of a RIFF file."""
     if raw[8:12] != b"WAVE" or raw[:4] not in (b"RIFF", b"RIFX", b"RF64", b"BW64"):
         raise InputError(f"{path}: is not a WAV file; convert it to one, of 16-bit PCM")

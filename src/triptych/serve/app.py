@@ -2,36 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from . import chat, completions, inside, messages, responses
+from triptych.errors import shown
+from . import (
+    chat,
+    completions,
+    embeddings,
+    inside,
+    labelling,
+    messages,
+    ollama,
+    openapi,
+    rerank,
+    responses,
+    tokens,
+    transcriptions,
+)  # fmt: skip
+from .cards import ModelCard, card_of_model
 from .errors import error_response
 from .fields import ApiError, Fields
 from .limits import Limited, Limits
+from .metrics import Counted, Metrics
 from .worker import ModelWorker
 
+OTHERS = (embeddings, rerank, labelling, transcriptions, tokens, ollama)  # modules with routes
 STALLED = 60.0  # seconds without a step while requests run, after which the server is not healthy
 log = logging.getLogger(__name__)
 
 
 class Server:
     """Models by name, in front of them the routes.  `key` is asked of every request where it is given; `inspect` opens
-    `/v1/inspect` and edits inside requests."""
+    `/v1/inspect` and edits inside requests.
+
+    workers   the models that are loaded.
+    lazy      what loads each of those that are loaded by the first request that names them, and `cards` what they are.
+    """
 
     def __init__(
         self, workers: Mapping[str, ModelWorker], *, key: str | None = None, limits: Limits | None = None,
-        inspect: bool = False,
+        inspect: bool = False, lazy: Mapping[str, Callable[[], ModelWorker]] = MappingProxyType({}),
+        cards: Iterable[ModelCard] = (),
     ) -> None:  # fmt: skip
-        self.workers, self.key, self.limits, self.inspect = workers, key, limits or Limits(), inspect
+        self.workers, self.lazy = dict(workers), lazy
+        self.key, self.limits, self.inspect = key, limits or Limits(), inspect
+        self.cards = {card.name: card for card in cards}
+        self.cards |= {name: card_of_model(name, worker.model) for name, worker in workers.items()}
+        self.names = tuple(self.cards)
+        self.loading: dict[str, asyncio.Task[None]] = {}
+        self.metrics = Metrics(self.workers)
         self.inside = ("inside",) if inspect else ("inside_refused",)  # tables of the fields of edits
 
     def app(self) -> Starlette:
@@ -44,20 +75,49 @@ class Server:
             *responses.routes(self),
             *messages.routes(self),
             *inside.routes(self),
+            *(route for module in OTHERS for route in module.routes(self)),
+            *self.metrics.routes(),
         ]
+        routes += openapi.routes(self, routes)
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> Any:
             yield
+            await asyncio.gather(*self.loading.values(), return_exceptions=True)
             for worker in self.workers.values():
                 worker.stop()
 
-        return Starlette(
+        app = Starlette(
             routes=routes,
             lifespan=lifespan,
-            middleware=[Middleware(Limited, limits=self.limits, key=self.key)],
-            exception_handlers={ApiError: answered, 404: not_found, 405: not_found, Exception: failed},
-        )
+            middleware=[
+                Middleware(Counted, metrics=self.metrics), Middleware(Limited, limits=self.limits, key=self.key)
+            ],
+            exception_handlers={ApiError: answered, HTTPException: not_served, Exception: failed},
+        )  # fmt: skip
+        app.state.server = self
+        return app
+
+    async def ready(self, name: str | None) -> None:
+        """Load the model that a request names, where it is one that is loaded when it is wanted; once, however many
+        want it.  Raises ApiError where it cannot be loaded; the next request tries again."""
+        known = self.name_of(name)
+        if known is None or known not in self.lazy or known in self.workers:
+            return
+        if known not in self.loading:
+            self.loading[known] = asyncio.create_task(self._load(known))
+        try:
+            await asyncio.shield(self.loading[known])
+        except Exception as error:
+            log.exception("%s cannot be loaded", known, exc_info=error)
+            raise ApiError(503, f"{known} cannot be loaded; the server's log says why") from None
+
+    async def _load(self, name: str) -> None:
+        try:
+            self.workers[name] = await asyncio.to_thread(self.lazy[name])
+        finally:
+            del self.loading[name]
+        self.metrics.follow(self.workers[name])
 
     async def health(self, request: HttpRequest) -> Response:
         """Whether tokens come wherever they are waited for."""
@@ -66,27 +126,36 @@ class Server:
 
     async def models(self, request: HttpRequest) -> Response:
         if "anthropic-version" in request.headers:
-            return JSONResponse(messages.models_json([*self.workers]))
-        return JSONResponse({"object": "list", "data": [self._described(name) for name in self.workers]})
+            return JSONResponse(messages.models_json([*self.names]))
+        return JSONResponse({"object": "list", "data": [self._described(name) for name in self.names]})
 
     async def model(self, request: HttpRequest) -> Response:
-        name = request.path_params["name"]
-        if name not in self.workers:
-            raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists them", "model", "model_not_found")
+        name = self.card(request.path_params["name"]).name
         anthropic = "anthropic-version" in request.headers
         return JSONResponse(messages.model_json(name) if anthropic else self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "triptych"}
 
+    def card(self, name: str) -> ModelCard:
+        """What a model is.  Raises ApiError where there is none of this name."""
+        if name not in self.cards:
+            problem = f"there is no model {shown(name)}; GET /v1/models lists them"
+            raise ApiError(404, problem, "model", "model_not_found")
+        return self.cards[name]
+
+    def name_of(self, name: str | None) -> str | None:
+        """The name of a model; of the only one where none is named, and without the tag that Ollama's clients add."""
+        if name is None and len(self.names) == 1:
+            return self.names[0]
+        return name if name is None or name in self.names else name.removesuffix(":latest")
+
     def worker_of(self, fields: Fields) -> ModelWorker:
         """The model that a request names; the only one where it names none."""
-        name = fields.get("model")
-        if name is None and len(self.workers) == 1:
-            return next(iter(self.workers.values()))
-        if name not in self.workers:
-            raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists them", "model", "model_not_found")
-        return self.workers[name]
+        name = self.name_of(fields.get("model"))
+        if name is None:
+            raise ApiError(400, f"model is missing; this server has {', '.join(self.names)}", "model")
+        return self.workers[self.card(name).name]
 
 
 async def answered(request: HttpRequest, error: Exception) -> Response:
@@ -94,10 +163,16 @@ async def answered(request: HttpRequest, error: Exception) -> Response:
     return error_response(error, request.url.path)
 
 
-async def not_found(request: HttpRequest, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
-    what = "this route does not exist" if status == 404 else f"this route has no {request.method}"
-    return error_response(ApiError(status, f"{what}; docs/serving.md lists all"), request.url.path)
+async def not_served(request: HttpRequest, error: Exception) -> Response:
+    """What the framework refuses: a route or a method that is not there, a body that is no form."""
+    assert isinstance(error, HTTPException)
+    what = {
+        404: "this route does not exist; /openapi.json lists all",
+        405: f"this route has no {request.method}; /openapi.json lists all",
+    }.get(error.status_code, error.detail.rstrip("."))
+    response = error_response(ApiError(error.status_code, what), request.url.path)
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def failed(request: HttpRequest, error: Exception) -> Response:

@@ -1,8 +1,17 @@
-"""`/v1/completions`: OpenAI's continuation of a text or of token ids."""
+"""`/v1/completions`: OpenAI's continuation of a text or of token ids, and the target that an encoder-decoder writes for
+a source.
+
+With `echo` the text begins with what the decoder read, and `logprobs` cover it: its first id has none, as nothing comes
+before it.  An encoder-decoder's decoder reads its start token and then `decoder_prefix`, which is a field of our own:
+its log-probabilities are those of a target beside the source in `prompt`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
@@ -11,67 +20,191 @@ from starlette.routing import Route
 
 from triptych.errors import TriptychError
 from triptych.generate import Request
+from triptych.generate.request import TokenLogprobs
+from triptych.tasks.generation_requests import decoder_rows
+from triptych.text import Tokenizer
+from .abilities import require
 from .fields import ApiError, Fields
-from .generation import REASONS, Generation, error_event, event, respond
+from .generation import REASONS, Generated, Generation, error_event, event, respond
 from .inside import edited
-from .requests import body, generation_request, seed_of
-from .worker import ModelWorker
+from .requests import body, generation_request, refused, seed_of
+from .worker import ModelWorker, Piece
 
 if TYPE_CHECKING:
     from .app import Server
+
+LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 def routes(server: Server) -> list[Route]:
     async def completions(request: HttpRequest) -> Response:
         fields = await body(request, "sampling", "completions", *server.inside)
         worker = server.worker_of(fields)
-        requests = await edited(worker, fields, completion_requests(worker, fields))
-        generation = Generation(worker, fields, requests, kind="cmpl")
-        return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
+        require(worker, "completions")
+        rows = await asyncio.to_thread(rows_of, worker, fields)  # long texts take long to tokenize
+        requests = await edited(worker, fields, [one for row in rows for one in row.requests])
+        to_score = [row.ids for row in rows for _ in row.requests]
+        generation = Generation(worker, fields, requests, kind="cmpl", to_score=to_score)
+        completion = Completion(generation, rows)
+        return await respond(request, generation, completion.whole, completion.events)
 
     return [Route("/v1/completions", completions, methods=["POST"])]
 
 
-def completion_requests(worker: ModelWorker, fields: Fields) -> list[Request]:
-    """`n` rows for each prompt: a text, token ids, or a list of either."""
-    model, prompt = worker.model, fields.values["prompt"]
-    single = isinstance(prompt, str) or (prompt and all(type(one) is int for one in prompt))
-    prompts = [prompt] if single else prompt
-    if not prompts or not all(isinstance(one, str) or (isinstance(one, list) and one) for one in prompts):
-        raise ApiError(400, "prompt must be a text, a list of token ids, or a list of either", "prompt")
-    seed, count = seed_of(fields), fields.get("n", 1)
+@dataclass(frozen=True, eq=False)
+class PromptRows:
+    """The requests of one prompt, of which `count` are answered, and the ids and the text that `echo` repeats."""
+
+    requests: Sequence[Request]
+    count: int
+    ids: Sequence[int]
+    text: str
+
+
+def rows_of(worker: ModelWorker, fields: Fields) -> list[PromptRows]:
+    """`best_of` rows for each prompt, or `n`.  Raises ApiError for what the model cannot read, and for settings that do
+    not go together."""
+    model, prompts, prefix = worker.model, fields.rows("prompt"), fields.get("decoder_prefix", "")
+    each, count, seed = _rows_of_each(worker, fields), fields.get("n", 1), seed_of(fields)
     try:
-        rows, sources = model.inputs.prompts(prompts, "")
+        rows, sources = decoder_rows(model.inputs, prompts, prefix)
     except TriptychError as error:
-        raise ApiError(400, str(error), "prompt") from None
-    return [
-        generation_request(
-            model, fields, row, None if sources is None else sources[i], i * count + j, seed,
-            logprobs=fields.get("logprobs"),
+        raise refused(error, worker, "prompt") from None
+    logprobs, scores_only = fields.get("logprobs"), fields.get("max_tokens") == 0
+    scored = bool(fields.get("echo")) and logprobs is not None
+    if logprobs is None and each > count:
+        logprobs = 0  # which the best ones are chosen by
+    if scores_only:
+        fields = fields.changed(max_tokens=1)
+    made = []
+    for i, row in enumerate(rows):
+        repeated = prompts[i] if sources is None else prefix
+        text = repeated if isinstance(repeated, str) else "" if model.tokenizer is None else model.tokenizer.decode(row)
+        read = row[:-1] or row if scores_only else row  # only its ids are scored, and nothing comes after the last one
+        source = None if sources is None else sources[i]
+        numbers = range(i * each, (i + 1) * each)
+        requests = [
+            generation_request(model, fields, read, source, number, seed, logprobs=logprobs, all_logits=scored)
+            for number in numbers
+        ]
+        made.append(PromptRows(requests, count, row, text))
+    return made
+
+
+def _rows_of_each(worker: ModelWorker, fields: Fields) -> int:
+    """The rows of each prompt.  Raises ApiError for settings that do not go together."""
+    count, echo, prefix = fields.get("n", 1), fields.get("echo"), fields.get("decoder_prefix")
+    both = worker.model.spec.layout == "encoder-decoder"
+    best_of = int(fields.get("best_of", count))
+    if best_of < count:
+        raise ApiError(400, f"best_of={best_of} must be at least n={count}", "best_of")
+    if best_of > count and fields.get("stream"):
+        problem = "best_of chooses among finished texts, which cannot be streamed; leave out stream or best_of"
+        raise ApiError(400, problem, "best_of")
+    if not echo and fields.get("max_tokens") == 0:
+        raise ApiError(400, "max_tokens must be at least 1 without echo", "max_tokens")
+    if prefix and not both:
+        problem = f"decoder_prefix is for encoder-decoders, and {worker.name} is a decoder; put it at the end of prompt"
+        raise ApiError(400, problem, "decoder_prefix")
+    if both and echo and not prefix:
+        raise ApiError(
+            400,
+            f"{worker.name} is an encoder-decoder: its encoder reads prompt, whose tokens have no log-probabilities; "
+            "give the target as decoder_prefix, which echo then repeats and scores",
+            "echo",
         )
-        for i, row in enumerate(rows) for j in range(count)
-    ]  # fmt: skip
+    return best_of
 
 
-def choice_of(number: int, text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": number, "text": text, "logprobs": None, "finish_reason": REASONS.get(reason or "")}
+class Completion:
+    """The response to a request, of the rows of a generation."""
+
+    def __init__(self, generation: Generation, rows: Sequence[PromptRows]) -> None:
+        self.generation, self.fields, self.rows = generation, generation.fields, rows
+        self.tokenizer = generation.worker.model.tokenizer
+        self.scores_only = self.fields.get("max_tokens") == 0
+        self.row_of = [row for row in rows for _ in row.requests]
+        self.texts: dict[int, OffsetText] = {}  # of choices whose first piece was answered
+
+    def whole(self) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        for row in self.rows:
+            numbers = [number for number, one in enumerate(self.row_of) if one is row]
+            if len(numbers) > row.count:
+                numbers.sort(key=lambda number: -mean_logprob(self.generation.choices[number]))
+            for number in numbers[: row.count]:
+                one = self.generation.choices[number]
+                piece = Piece(tuple(one.ids), one.text, tuple(one.logprobs), tuple(one.prompt), one.reason)
+                choices.append(self.choice(number, piece) | {"index": len(choices)})
+        return self.generation.head("text_completion") | {"choices": choices, "usage": self.usage}
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        usage = self.generation.usage
+        if self.scores_only:
+            read = usage["prompt_tokens"] + sum(len(row.ids) - len(row.requests[0].prompt) for row in self.rows)
+            return usage | {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
+        return usage
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The choices piece by piece, then the usage where it was requested; the last event is `[DONE]`."""
+        head = self.generation.head("text_completion")
+        try:
+            async for number, piece in self.generation.pieces():
+                if piece.text or piece.logprobs or piece.reason is not None:
+                    yield event(head | {"choices": [self.choice(number, piece)]})
+        except ApiError as error:
+            yield error_event(error)
+            return
+        if (self.fields.get("stream_options") or {}).get("include_usage"):
+            yield event(head | {"choices": [], "usage": self.usage})
+        yield b"data: [DONE]\n\n"
+
+    def choice(self, number: int, piece: Piece) -> dict[str, Any]:
+        """What a piece adds to a choice; the first one of each begins with the echo."""
+        first, row, wanted = number not in self.texts, self.row_of[number], self.fields.get("logprobs")
+        offsets = self.texts.setdefault(number, OffsetText(self.tokenizer))
+        ids, text, scores = list(piece.ids), piece.text, [*piece.logprobs]
+        if self.scores_only:
+            ids, text, scores = [], "", []
+        every: list[TokenLogprobs | None] = [*scores]
+        if first and self.fields.get("echo"):
+            ids, text, every = [*row.ids, *ids], row.text + text, [None, *piece.prompt, *scores]
+        reason = "length" if self.scores_only else REASONS.get(piece.reason or "")
+        logprobs = None if wanted is None else offsets.logprobs(ids, every)
+        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def whole(generation: Generation) -> dict[str, Any]:
-    choices = [choice_of(number, one.text, one.reason) for number, one in enumerate(generation.choices)]
-    return generation.head("text_completion") | {"choices": choices, "usage": generation.usage}
+def mean_logprob(choice: Generated) -> float:
+    """What `best_of` ranks by: the mean over the tokens of a text."""
+    return fmean(one.logprob for one in choice.logprobs) if choice.logprobs else LEAST_LOGPROB
 
 
-async def events(generation: Generation) -> AsyncIterator[bytes]:
-    """The choices piece by piece, then the usage where it was requested; the last event is `[DONE]`."""
-    head = generation.head("text_completion")
-    try:
-        async for number, piece in generation.pieces():
-            if piece.text or piece.reason is not None:
-                yield event(head | {"choices": [choice_of(number, piece.text, piece.reason)]})
-    except ApiError as error:
-        yield error_event(error)
-        return
-    if (generation.fields.get("stream_options") or {}).get("include_usage"):
-        yield event(head | {"choices": [], "usage": generation.usage})
-    yield b"data: [DONE]\n\n"
+class OffsetText:
+    """The places of tokens in the text that they are, while this grows."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.stream = None if tokenizer is None else tokenizer.stream()
+        self.length = 0  # characters so far
+
+    def logprobs(self, ids: Sequence[int], scores: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """The next ids, as OpenAI's `logprobs` has them: the chosen token is among the likeliest."""
+        offsets = []
+        for token in ids:
+            offsets.append(self.length)
+            self.length += 0 if self.stream is None else len(self.stream.put(token))
+        tops = [None if one is None else dict(map(self._pair, [*one.top, (token, one.logprob)]))
+                for token, one in zip(ids, scores, strict=True)]  # fmt: skip
+        return {
+            "tokens": [self._name(token) for token in ids],
+            "token_logprobs": [None if one is None else max(one.logprob, LEAST_LOGPROB) for one in scores],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        return f"<{token}>" if self.tokenizer is None else self.tokenizer.token_texts([token])[0]
+
+    def _pair(self, pair: tuple[int, float]) -> tuple[str, float]:
+        return self._name(pair[0]), max(pair[1], LEAST_LOGPROB)

@@ -18,8 +18,9 @@ from triptych.files import tables_of
 KINDS: dict[str, tuple[type, ...]] = {
     "number": (int, float), "integer": (int,), "boolean": (bool,), "string": (str,), "strings": (str, list),
     "prompt": (str, list), "array": (list,), "object": (dict,), "choice": (str, dict),
-    "selection": (int, list),
+    "selection": (int, list), "rows": (str, list), "ids": (list,), "prefix": (str, list), "duration": (str, int, float),
 }  # fmt: skip
+MOST_ROWS = 2048  # texts, or lists of token ids, of one request
 
 
 class ApiError(Exception):
@@ -39,6 +40,16 @@ class Fields:
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, default)
+
+    def rows(self, name: str) -> list[str | list[int]]:
+        """The texts and lists of token ids of a field of type `rows`, also where it is a single one."""
+        value = self.values[name]
+        return [value] if isinstance(value, str) or _ids(value) else list(value)
+
+    def texts(self, name: str) -> list[str]:
+        """The texts of a field of type `strings`, none where it is missing."""
+        value = self.values.get(name, [])
+        return [value] if isinstance(value, str) else list(value)
 
     def inner(self, value: object, *parts: str, at: str) -> Fields:
         """The fields of an object in this one, at the path `at`; its advice is this one's too.  Raises as `read`."""
@@ -78,8 +89,9 @@ def read(body: object, *parts: str, at: str = "") -> Fields:
         path = before + name
         if name not in known:
             raise ApiError(400, f"{shown_name(path)} is not supported here{nearest(name, known)}; leave it out", path)
-        if "refused" in known[name]:
-            raise ApiError(400, f"{path} is not supported: {known[name]['refused']}", path, "unsupported_parameter")
+        why = known[name].get("refused", known[name].get("only_empty") if value else None)
+        if why is not None:
+            raise ApiError(400, f"{path} is not supported: {why}", path, "unsupported_parameter")
         _check(path, value, known[name])
     for name, entry in known.items():
         if entry.get("required") and name not in given:
@@ -100,18 +112,47 @@ def shown_name(name: str) -> str:
     return name if len(name) <= 80 and name.isprintable() else shown(name)
 
 
-def _check(name: str, value: object, entry: Mapping[str, Any]) -> None:
-    kind = entry["type"]
-    if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+def _check(name: str, value: Any, entry: Mapping[str, Any]) -> None:
+    kind: str = entry["type"]
+    if not issubclass(type(value), KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
         raise ApiError(400, f"{name} must be of type {kind}, not {shown(value)}", name)
     if isinstance(value, float) and not math.isfinite(value):
         raise ApiError(400, f"{name} must be finite", name)
-    size = value if isinstance(value, int | float) else len(value)  # type: ignore[arg-type]
-    for key, word, wrong in (("least", "at least", lt), ("above", "above", le), ("most", "at most", gt)):
-        if key in entry and wrong(size, entry[key]):
-            raise ApiError(400, f"{name} must be {word} {entry[key]}, not {shown(value)}", name)
+    _check_size(name, value, entry)
     if "one_of" in entry and value not in entry["one_of"]:
         values = ", ".join(json.dumps(one) for one in entry["one_of"])
         raise ApiError(400, f"{name} must be one of {values}, not {shown(value)}", name)
     if kind == "strings" and isinstance(value, list) and not all(isinstance(one, str) for one in value):
         raise ApiError(400, f"{name} must be a text or a list of texts", name)
+    if kind == "ids" and value and not _ids(value):
+        raise ApiError(400, f"{name} must be a list of token ids", name)
+    if kind == "prefix" and isinstance(value, list) and value and not _ids(value):
+        raise ApiError(400, f"{name} must be a text or a list of token ids", name)
+    if kind == "rows" and (isinstance(value, str) or not _ids(value)):
+        _check_rows(name, [value] if isinstance(value, str) else list(value))
+
+
+def _check_rows(name: str, rows: list[Any]) -> None:
+    """Raise ApiError for anything but texts and lists of token ids, at least one and not too many."""
+    if not rows or not all(isinstance(one, str) or _ids(one) for one in rows):
+        raise ApiError(400, f"{name} must be a text, a list of token ids, or a list of either", name)
+    if "" in rows:
+        raise ApiError(400, f"a text of {name} is empty; give at least one token", name)
+    if len(rows) > MOST_ROWS:
+        raise ApiError(400, f"{name} has {len(rows):,} rows, and {MOST_ROWS:,} are the limit; send several", name)
+
+
+def _check_size(name: str, value: Any, entry: Mapping[str, Any]) -> None:
+    """Raise ApiError for a number, or the length of anything else, out of the bounds of its field."""
+    number = isinstance(value, int | float)
+    single = entry["type"] == "strings" and isinstance(value, str)  # a list of one
+    size = value if number else 1 if single else len(value)
+    for key, word, wrong in (("least", "at least", lt), ("above", "above", le), ("most", "at most", gt)):
+        if key in entry and wrong(size, entry[key]):
+            what = name if number else f"the length of {name}"
+            raise ApiError(400, f"{what} must be {word} {entry[key]}, not {shown(size)}", name)
+
+
+def _ids(value: object) -> bool:
+    """Whether this is a list of integers, at least one."""
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -12,27 +13,31 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from torch import Tensor
 
 from triptych.errors import TriptychError
 from triptych.generate import Request
 from triptych.generate.request import TokenLogprobs
 from .fields import ApiError, Fields
 from .replies import Change, Reply
-from .requests import stop_of
-from .worker import ModelWorker, Piece
+from .requests import refused, stop_of
+from .worker import STOPPING, ModelWorker, Piece
 
+log = logging.getLogger(__name__)
 ADVICE = "x-triptych-without-effect"  # names the fields of a request that have none
 REASONS = {"end": "stop", "stop": "stop", "length": "length", "deadline": "length", "cancelled": "stop"}
 
 
 @dataclass(eq=False)
 class Generated:
-    """One choice of a response while it is written: its text so far, its ids, their log-probabilities where they were
-    requested, why it ended, and by which stop string; `reply` has its texts and calls of tools."""
+    """One choice of a response while it is written: its text so far, its ids, their log-probabilities and those of the
+    prompt where they were requested, why it ended, and by which stop string; `reply` has its texts and calls of
+    tools."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt: list[TokenLogprobs] = field(default_factory=list)
     reason: str | None = None
     stop: str | None = None
     reply: Reply = field(default_factory=Reply)
@@ -45,18 +50,28 @@ class Generated:
 
 
 class Generation:
-    """The rows of one request, which begin at once, and their choices."""
+    """The rows of one request, which begin at once, and their choices.
+
+    to_score   for each row the ids whose log-probabilities it wants, where these are not those of its prompt.
+    started    when they began, and `begun` when the first of them wrote (`perf_counter`).
+    """
 
     def __init__(
         self, worker: ModelWorker, fields: Fields, requests: Sequence[Request], *, kind: str,
         reply: Callable[[], Reply] = Reply, hidden: frozenset[int] | None = None,
+        to_score: Sequence[Sequence[int] | None] = (),
     ) -> None:  # fmt: skip
         self.worker, self.fields = worker, fields
         self.id, self.created = f"{kind}-{uuid.uuid4().hex}", int(time.time())
-        self.prompt_tokens = sum(len(one.prompt) for one in {id(one.prompt): one for one in requests}.values())
+        self.prompt_tokens = sum(map(tokens_read, {id(one.prompt): one for one in requests}.values()))
         self.choices = [Generated(reply=reply()) for _ in requests]
         stop = stop_of(fields)
-        self.rows = [worker.submit(request, stop, hidden=hidden) for request in requests]
+        self.started, self.begun = time.perf_counter(), 0.0
+        every = [*to_score] or [None] * len(requests)
+        self.rows = [
+            worker.submit(request, stop, hidden=hidden, to_score=ids)
+            for request, ids in zip(requests, every, strict=True)
+        ]
 
     async def taken(self) -> None:
         """Wait until the worker has taken all rows.  Raises ApiError where it refused one; the others are cancelled."""
@@ -64,7 +79,7 @@ class Generation:
             for row in self.rows:
                 await row.taken.wait()
                 if row.refused is not None:
-                    raise failure(row.refused)
+                    raise failure(row.refused, self.worker)
         except BaseException:
             for row in self.rows:
                 row.cancel()
@@ -101,15 +116,17 @@ class Generation:
         try:
             while any(choice.reason is None for choice in self.choices):
                 number, piece = await queue.get()
+                self.begun = self.begun or time.perf_counter()
                 choice = self.choices[number]
                 if choice.reason is not None:  # of a row that `end` has cancelled
                     continue
                 choice.text += piece.text
                 choice.ids += piece.ids
                 choice.logprobs += piece.logprobs
+                choice.prompt += piece.prompt
                 choice.reason, choice.stop = piece.reason, piece.stop
                 if piece.reason == "error":
-                    raise failure(piece.error)
+                    raise failure(piece.error, self.worker)
                 yield number, piece
         finally:
             for task, row, choice in zip(tasks, self.rows, self.choices, strict=True):
@@ -138,23 +155,32 @@ class Generation:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.worker.name}
 
 
-def failure(error: Exception | None) -> ApiError:
+def tokens_read(request: Request) -> int:
+    """The tokens of a prompt; of a source and what its text begins with, where an encoder reads one."""
+    source = request.source
+    return len(request.prompt) + (0 if source is None or isinstance(source, Tensor) else len(source))
+
+
+def failure(error: Exception | None, worker: ModelWorker) -> ApiError:
     """The response to an error of a row: the caller's where it says so, else one without any detail of the inside."""
+    if worker.stopping:
+        return ApiError(503, STOPPING)
     if isinstance(error, TriptychError):
-        return ApiError(400, str(error))
+        return refused(error, worker)
+    log.error("a request failed", exc_info=error)
     return ApiError(500, "the request failed; the server's log says why")
 
 
 async def respond(
     request: HttpRequest, generation: Generation, whole: Callable[[], Mapping[str, Any]],
-    events: Callable[[], AsyncIterator[bytes]],
+    events: Callable[[], AsyncIterator[bytes]], *, media: str = "text/event-stream",
 ) -> Response:  # fmt: skip
     """The response to a request: `events()` as a stream where it wants one, else `whole()` once all rows have ended.
     The rows are cancelled where the client leaves before."""
     headers = advice_header(generation.fields)
     await generation.taken()
     if generation.fields.get("stream"):
-        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(events(), media_type=media, headers=headers)
     finish, left = asyncio.ensure_future(generation.finish()), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({finish, left}, return_when=asyncio.FIRST_COMPLETED)

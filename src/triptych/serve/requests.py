@@ -11,26 +11,43 @@ import torch
 from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
-from triptych.errors import InputError
+from triptych.errors import InputError, TriptychError
 from triptych.generate import Request, Rule, Sampling
 from triptych.model import Model
 from triptych.nn import InputRow
-from triptych.tasks.generation_requests import end_ids
+from triptych.tasks.generation_requests import end_ids, own_rules
 from .fields import ApiError, Fields, read
+from .worker import ModelWorker
 
 MOST_TOKENS = 512  # that are generated where a request gives no limit
 LAST_SEED = 2**53 - 1  # that JSON carries exactly
 
 
-async def body(request: HttpRequest, *tables: str) -> Fields:
-    """The fields of a JSON body.  Raises ApiError for anything else."""
+async def body(request: HttpRequest, *tables: str, load: bool = True) -> Fields:
+    """The fields of a JSON body, once the model that they name is loaded unless not `load`.  Raises ApiError for
+    anything else."""
     if not request.headers.get("content-type", "").startswith("application/json"):
         raise ApiError(415, "send the body as application/json")
     try:
-        data = json.loads(await request.body())
+        data = json.loads(await request.body(), parse_float=_number)
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is no JSON") from None
-    return read(data, *tables)
+    fields = read(data, *tables)
+    if load:
+        await request.app.state.server.ready(fields.get("model"))
+    return fields
+
+
+def _number(text: str) -> float | int:
+    """A number as JSON Schema has it: 7.0 is an integer."""
+    value = float(text)
+    return int(value) if abs(value) <= LAST_SEED and value.is_integer() else value
+
+
+def refused(error: TriptychError, worker: ModelWorker, field: str | None = None) -> ApiError:
+    """The response to what the library refuses, which names the model as the caller does, not by its path."""
+    path = worker.model.path
+    return ApiError(400, str(error) if path is None else str(error).replace(str(path), worker.name), field)
 
 
 def seed_of(fields: Fields) -> int:
@@ -76,9 +93,9 @@ def generation_request(
 
 
 def rules_of(model: Model, fields: Fields, prompt: int) -> list[Rule]:
-    """`logit_bias`, and the penalties of what the row has written: `presence_penalty` once for each token that it has,
-    `frequency_penalty` as often as it has it (as OpenAI's API defines them)."""
-    rules: list[Rule] = []
+    """The model's own rules, `logit_bias`, and the penalties of what the row has written: `presence_penalty` once for
+    each token that it has, `frequency_penalty` as often as it has it (as OpenAI's API defines them)."""
+    rules = own_rules(model.inputs)
     bias = _bias(fields.get("logit_bias") or {}, model.spec.vocab)
     if bias:
         ids, values = torch.tensor([*bias]), torch.tensor([*bias.values()])

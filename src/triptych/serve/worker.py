@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.generate import LiveRow, Request, Scheduler
+from triptych.generate.next_tokens import token_logprobs
 from triptych.generate.request import TokenLogprobs
 from triptych.generate.row_text import RowText
 from triptych.model import Model
@@ -26,12 +29,14 @@ STOPPING = "the server is stopping; send the request again to another one, or la
 @dataclass(frozen=True)
 class Piece:
     """What a step gave a request: new ids, their log-probabilities where they were requested, and the text that they
-    make certain.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`, with
-    "stop" the string is in `stop`."""
+    make certain; with the first ids of a request with `all_logits`, the log-probabilities of its prompt from the second
+    id on.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`, with "stop" the
+    string is in `stop`."""
 
     ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt: tuple[TokenLogprobs, ...] = ()
     reason: str | None = None
     error: Exception | None = None
     stop: str | None = None
@@ -44,11 +49,16 @@ class ServedRow:
     row       in the engine; None until the worker has taken it, and where it was refused.
     hidden    special tokens whose text is no part of the row's; None for all.
     taken     set once the worker has taken the row, or has refused it for the reason `refused`.
+    to_score  with `all_logits`, the ids whose log-probabilities are wanted: those of the prompt, or one more.
+    scored    log-probabilities of these, from the second on, that were computed and not delivered; `scores` says how
+              many were computed.
+    last      when its newest ids came, and `submitted` when it was queued (`monotonic`).
     """
 
     worker: ModelWorker
     request: Request
     stop: tuple[str, ...]
+    to_score: Sequence[int]
     loop: asyncio.AbstractEventLoop
     pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
     row: LiveRow | None = None
@@ -57,6 +67,10 @@ class ServedRow:
     hidden: frozenset[int] | None = None
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     refused: Exception | None = None
+    scored: list[TokenLogprobs] = field(default_factory=list)
+    scores: int = 0
+    submitted: float = field(default_factory=monotonic)
+    last: float | None = None
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Leaving the loop before the last piece cancels the row."""
@@ -85,10 +99,20 @@ class ServedRow:
             self.loop.call_soon_threadsafe(function)
 
 
+class Meter(Protocol):
+    """Counts what a worker does; called from its thread."""
+
+    def read(self, prompt: int) -> None: ...
+    def written(self, count: int, seconds: float, *, first: bool) -> None: ...
+
+
 class ModelWorker:
-    """Runs the requests for one model, and other calls of it, one after another in one thread.
+    """Runs the requests for one model, and other calls of it, one after another in one thread: of the calls that wait
+    one between two steps, so that neither keeps the other from running.
 
     name        of the model in requests.
+    meter       told of the tokens of prompts that are taken, and of those that are written: how many, and the seconds
+                since the request came or since those before them.
     last_step   when the newest step ended (`monotonic`), or when work came to a worker that had none.
     """
 
@@ -96,7 +120,8 @@ class ModelWorker:
         self.model, self.name = model, name
         self.scheduler = Scheduler(model.engine(), max_rows=max_rows) if model.spec.decoder is not None else None
         self.commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self.calls: deque[Callable[[], object]] = deque()  # that use the model, by the thread alone
+        self.calls: deque[Callable[[], object]] = deque()  # only the thread uses it
+        self.meter: Meter | None = None
         self.rows: dict[LiveRow, ServedRow] = {}
         self.last_step, self.stopping = monotonic(), False
         self.lock, self.ended = Lock(), False  # of the end of the thread: nothing is queued behind it
@@ -106,17 +131,19 @@ class ModelWorker:
     # -- from the event loop --------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None
-    ) -> ServedRow:
+        self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None,
+        to_score: Sequence[int] | None = None,
+    ) -> ServedRow:  # fmt: skip
         """Queue a request.  What cannot be run comes as an error in its only piece."""
-        served = ServedRow(self, request, stop, asyncio.get_running_loop(), hidden=hidden)
+        scored = list(request.prompt) if to_score is None else to_score
+        served = ServedRow(self, request, stop, scored, asyncio.get_running_loop(), hidden=hidden)
         if not self.post(lambda: self._take(served)):
             self._refuse(served, InputError(STOPPING))
         return served
 
     async def call(self, function: Callable[[], Result]) -> Result:
         """The result of a function that uses the model, called between two steps.  Raises what it raises, and
-        InputError where the worker has stopped.  Between two steps of rows one call runs."""
+        InputError where the worker has stopped."""
         future: Future[Result] = Future()
 
         def run() -> None:
@@ -156,23 +183,20 @@ class ModelWorker:
 
     def _run(self) -> None:
         while self.rows or self.calls or not self.stopping:
-            self._obey(wait=not self.rows and not self.calls)
-            if self.calls:  # one, so that many of them do not keep rows from their next tokens
+            with suppress(Empty):
+                while True:
+                    self.commands.get(block=not (self.rows or self.calls or self.stopping))()
+            if self.calls:
                 self.calls.popleft()()
             if self.rows:
                 self._step()
         with self.lock:
             self.ended = True
-        self._obey(wait=False)
-        while self.calls:
-            self.calls.popleft()()
-
-    def _obey(self, *, wait: bool) -> None:
-        """Run the commands that are there; with `wait`, at least one."""
         with suppress(Empty):
-            self.commands.get(block=wait)()
             while True:
                 self.commands.get(block=False)()
+        for call in self.calls:
+            call()
 
     def _refuse(self, served: ServedRow, error: Exception) -> None:
         served.refused = error
@@ -194,6 +218,8 @@ class ModelWorker:
                 without_text = {*served.request.ends, *(served.hidden or ())}
                 served.text = RowText(stream, without_text, served.stop)
             served.row = self.scheduler.submit(served.request)
+            if self.meter is not None:
+                self.meter.read(len(served.request.prompt))
         except Exception as error:
             self._refuse(served, error)
             return
@@ -221,12 +247,21 @@ class ModelWorker:
         ids: dict[LiveRow, list[int]] = {}
         logprobs: dict[LiveRow, list[TokenLogprobs]] = {}
         for output in outputs:
+            if output.logits is not None and output.row in self.rows:
+                self._score(self.rows[output.row], output.logits)
             if output.token is not None:
                 ids.setdefault(output.row, []).append(output.token)
                 logprobs.setdefault(output.row, []).extend([] if output.logprobs is None else [output.logprobs])
         for row, served in [*self.rows.items()]:
             if row in ids or row.reason is not None:
                 self._deliver(served, row, ids.get(row, []), logprobs.get(row, []))
+
+    def _score(self, served: ServedRow, logits: Tensor) -> None:
+        """Keep the log-probabilities of the ids that these logits [T, V] of the next positions are for: nothing else of
+        them stays in memory."""
+        ids = served.to_score[served.scores + 1 : served.scores + 1 + len(logits)]
+        served.scored += token_logprobs(logits, ids, served.request.logprobs or 0)
+        served.scores += len(ids)
 
     def _deliver(self, served: ServedRow, row: LiveRow, ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         """Give a request what this step wrote, and let it end where it has."""
@@ -244,4 +279,9 @@ class ModelWorker:
                 assert self.scheduler is not None
                 self.scheduler.cancel(row)
         stop = None if text is None else text.stopped_by
-        served.deliver(Piece(tuple(ids[:count]), pieces, tuple(logprobs[:count]), reason, row.error, stop))
+        if count and self.meter is not None:
+            now, before = monotonic(), served.submitted if served.last is None else served.last
+            self.meter.written(count, now - before, first=served.last is None)
+            served.last = now
+        scored, served.scored = tuple(served.scored), []
+        served.deliver(Piece(tuple(ids[:count]), pieces, tuple(logprobs[:count]), scored, reason, row.error, stop))

@@ -11,6 +11,7 @@ from triptych.attention import CacheType
 from triptych.errors import ConfigError, InputError, ProbeError, shown
 from triptych.generate import BUDGET, DraftModel, Engine, PromptLookup, Request, Rule, Sampling, Speculation, forbid
 from triptych.generate.sampling import check_rules
+from triptych.nn import InputRow
 from triptych.probe import Plan, Session
 from .model_inputs import ModelInputs, TaskModel, Texts
 
@@ -42,10 +43,7 @@ def generation_requests(
         raise ProbeError("grad=True needs trace(); a generation has no autograd graph")
     if plan.from_end:
         raise ProbeError("positions count from 0 in a generation, where the end of a row is not known; give at= >= 0")
-    if inputs.spec.layout == "encoder-decoder":
-        prefix = prefix or _ids_of(inputs, "forced_bos_token_id")  # mBART's target language
-    rows, sources = inputs.prompts(prompts, prefix)
-    never = _ids_of(inputs, "bad_words_ids")  # Marian's padding
+    rows, sources = decoder_rows(inputs, prompts, prefix)
     check_rules(rules)
     of_sampling = {field.name: settings.pop(field.name) for field in fields(Sampling) if field.name in settings}
     sampling = Sampling(seed=0 if seed is None else seed, **of_sampling)
@@ -54,10 +52,26 @@ def generation_requests(
     return [
         Request(
             prompt=row, source=None if sources is None else sources[i], ends=ends, number=i, probe=session,
-            sampling=sampling, rules=[*([forbid(never)] if never else []), *rules], **settings,
+            sampling=sampling, rules=[*own_rules(inputs), *rules], **settings,
         )
         for i, row in enumerate(rows)
     ]  # fmt: skip
+
+
+def decoder_rows(
+    inputs: ModelInputs, prompts: Texts, prefix: str | Sequence[int]
+) -> tuple[list[list[int]], Sequence[InputRow] | None]:
+    """`ModelInputs.prompts`; where an encoder-decoder's generation config names a first id, that is its prefix unless
+    another is given."""
+    if inputs.spec.layout == "encoder-decoder":
+        prefix = prefix or _ids_of(inputs, "forced_bos_token_id")  # mBART's target language
+    return inputs.prompts(prompts, prefix)
+
+
+def own_rules(inputs: ModelInputs) -> list[Rule]:
+    """The rules of the generation config: ids that are never written."""
+    never = _ids_of(inputs, "bad_words_ids")  # Marian's padding
+    return [forbid(never)] if never else []
 
 
 def _ids_of(inputs: ModelInputs, name: str) -> list[int]:

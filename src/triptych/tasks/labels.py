@@ -76,15 +76,21 @@ def classify(
     rows = model.inputs.labelled(texts, second)
     if not isinstance(model.spec.head, ClassHeadSpec):
         raise InputError(f"this {model.spec.family} model has no head over classes, so it cannot classify")
-    labels, problem = model.labels, model.inputs.hf.get("problem_type")
-    ranked = []
+    every = class_probabilities(model, rows)
+    return [sorted(zip(model.labels, one, strict=True), key=lambda pair: -pair[1]) for one in every]
+
+
+def class_probabilities(model: TaskModel, rows: Sequence[Encoded | Tensor]) -> list[list[float]]:
+    """What `classify` gives for rows of `ModelInputs.labelled`, in the order of the model's labels."""
+    problem = model.inputs.hf.get("problem_type")
+    every = []
     for scores in head_outputs(model.module, rows):
-        if problem == "multi_label_classification" or (len(labels) == 1 and problem != "regression"):
+        if problem == "multi_label_classification" or (len(scores) == 1 and problem != "regression"):
             scores = scores.sigmoid()
         elif problem != "regression":
             scores = scores.softmax(-1)
-        ranked.append(sorted(zip(labels, scores.tolist(), strict=True), key=lambda pair: -pair[1]))
-    return ranked
+        every.append(scores.tolist())
+    return every
 
 
 @torch.inference_mode()

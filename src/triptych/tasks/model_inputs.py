@@ -111,8 +111,8 @@ class ModelInputs:
         """The checkpoint's settings for texts whose vectors are compared."""
         return SentenceSettings.of(self.hf.get(KEY, {}), f"{self.path or 'config'}: {KEY}")
 
-    def sentences(self, texts: Texts) -> Sequence[InputRow]:
-        """The rows of `texts` as sentence-transformers prepares them."""
+    def sentences(self, texts: Texts, *, cut: bool = True) -> Sequence[InputRow]:
+        """The rows of `texts` as sentence-transformers prepares them; without `cut` long ones are refused."""
         settings = self.sentence_settings
         if settings == SentenceSettings() or isinstance(texts, str) or not isinstance(texts, Sequence | np.ndarray):
             return self.rows(texts)
@@ -120,7 +120,7 @@ class ModelInputs:
             texts = [text.lower() if isinstance(text, str) else text for text in texts]
         around = self.words.encode("")
         rows = zip(texts, self.ids(texts), strict=True)
-        return [settings.truncated(ids, around) if isinstance(text, str) else ids for text, ids in rows]
+        return [settings.truncated(ids, around, cut=cut) if isinstance(text, str) else ids for text, ids in rows]
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
         """The prompt that the chat template renders of `messages`, with the assistant's turn opened.

@@ -7,7 +7,7 @@ the next window begins where the last complete sentence ended.  The rules of wha
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -201,6 +201,27 @@ def transcribe(
     Raises InputError for a model that reads no sound, a file that is no WAV file, samples that are not mono floats
     about in [-1, 1], a language, task or times that the model does not know, and an unknown type of cache.
     """
+    windows = transcribed_windows(
+        model, sound, language=language, task=task, timestamps=timestamps, temperatures=temperatures, seed=seed,
+        previous=previous, cache=cache,
+    )  # fmt: skip
+    return _collected(windows, language, on_segment)
+
+
+def transcribed_windows(
+    model: TaskModel,
+    sound: str | Path | audio.Samples,
+    *,
+    language: str | None = None,
+    task: str = "transcribe",
+    timestamps: bool | None = None,
+    temperatures: Sequence[float] = TEMPERATURES,
+    seed: int = 0,
+    previous: bool = False,
+    cache: CacheType = "auto",
+) -> Iterator[Transcript]:
+    """`transcribe` window by window: whenever the next one is asked for, what is written of the next 30 s.  Raises as
+    that, before the first."""
     tokenizer, vocab = model.inputs.words, model.spec.vocab
     config = model.inputs.side_file("generation_config.json") or model.inputs.hf
     tokens = WhisperTokens.of(tokenizer, config, vocab)
@@ -217,7 +238,7 @@ def transcribe(
         raise InputError("the vocabulary of this model has no times; use timestamps=False")
     # As transformers: a recording that fits one window is padded as sound, the last window of a longer one as features.
     frames = torch.from_numpy(audio.log_mel(audio.padded(samples, decoder.window), mels))
-    return transcribe_frames(decoder, frames, len(samples) // audio.HOP, language=language, on_segment=on_segment)
+    return _windows(decoder, frames, len(samples) // audio.HOP, language)
 
 
 def _samples(sound: Any) -> Any:
@@ -247,8 +268,28 @@ def transcribe_frames(
 ) -> Transcript:
     """The text of mel frames `[T, M]`, of which the first `length` are of the recording; frames beyond the last
     are zeros.  At most `limit` tokens a window."""
-    frame, first, stride = audio.HOP / audio.RATE, decoder.tokens.first_time, decoder.slot.stride
+    return _collected(_windows(decoder, frames, length, language, limit), language, on_segment)
+
+
+def _collected(
+    windows: Iterable[Transcript], language: str | None, on_segment: Callable[[Segment], None] | None
+) -> Transcript:
+    """The transcript of all windows together."""
     every: list[Segment] = []
+    for window in windows:
+        language = window.language
+        for segment in window.segments:
+            every.append(segment)
+            if on_segment is not None:
+                on_segment(segment)
+    return Transcript(language, tuple(every))
+
+
+def _windows(
+    decoder: WhisperDecoder, frames: Tensor, length: int, language: str | None, limit: int | None = None
+) -> Iterator[Transcript]:
+    """The transcript of each window of `transcribe_frames`."""
+    frame, first, stride = audio.HOP / audio.RATE, decoder.tokens.first_time, decoder.slot.stride
     written: list[int] = []
     reliable, at = True, 0
     while at < length:
@@ -259,17 +300,16 @@ def transcribe_frames(
         ids, temperature = decoder.write(window, prompt, limit)
         reliable = temperature < GUESSED
         pieces, advance = segments(ids, min(decoder.window, length - at), first, stride)
+        spoken = list[Segment]()
         for begin, end, piece in pieces:
             written += piece
             text = decoder.text(piece)
             if not text.strip():
                 continue
             start, stop = (round((at + stride * time) * frame, 2) for time in (begin, end))
-            every.append(Segment(start, stop, text, tuple(piece)))
-            if on_segment is not None:
-                on_segment(every[-1])
+            spoken.append(Segment(start, stop, text, tuple(piece)))
+        yield Transcript(language, tuple(spoken))
         at += advance
-    return Transcript(language, tuple(every))
 
 
 def rules(tokens: WhisperTokens, prompt_length: int, *, timestamps: bool = True) -> Rule:

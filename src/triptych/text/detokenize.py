@@ -105,6 +105,10 @@ class TokenNames:
 
     def name(self, token: int) -> str:
         """The name of the token id `token`; an id that the vocabulary does not have is `<id>`."""
+        return self._added[token] if token in self._added else self.text(token).translate(_VISIBLE)
+
+    def text(self, token: int) -> str:
+        r"""The name with white space as it is; the bytes of an unfinished character are `\xe2`."""
         if token in self._added:
             return self._added[token]
         piece = self._backend.id_to_token(token)
@@ -114,4 +118,4 @@ class TokenNames:
             piece = bytes(BYTE_OF[char] for char in piece).decode(errors="backslashreplace")
         elif self._marks_spaces:
             piece = piece.replace("▁", " ")
-        return piece.translate(_VISIBLE)
+        return piece

@@ -250,6 +250,11 @@ class Tokenizer:
         """
         return [self._names.name(token) for token in check_ids(ids, _IDS, "ids")]
 
+    def token_texts(self, ids: Iterable[int]) -> list[str]:
+        r"""The text of each id by itself, its spaces kept; special tokens by their names, the bytes of an unfinished
+        character as `\xe2`.  Raises InputError for anything but ids."""
+        return [self._names.text(token) for token in check_ids(ids, _IDS, "ids")]
+
     def stream(self, skip_special: bool = True) -> TextStream:
         """A detokenizer that takes ids one at a time and returns text as soon as later ids cannot change it.
 

@@ -1,0 +1,210 @@
+"""Ollama's routes: its version, the list and details of models, conversations, continuations and vectors; streams are
+lines of JSON.
+
+Sampling that a request leaves out is as Ollama's documentation gives it, but that nothing is penalized for repetition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from triptych.tasks.generation_requests import decoder_rows
+from .abilities import require
+from .calls import prepared
+from .chat import function_of
+from .conversation import Call, Conversation, Message, begin
+from .embeddings import vectors_of
+from .fields import ApiError, Fields, read
+from .generation import REASONS, Generation, advice_header, respond
+from .replies import CallPart, TextPart
+from .requests import body, generation_request, seed_of
+from .tools import functions, tool_use
+from .worker import ModelWorker
+
+if TYPE_CHECKING:
+    from .app import Server
+
+PREFIX = "/api/"
+VERSION = "0.12.0"  # of Ollama, whose API this is; its clients compare it with the least that they work with
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+NDJSON = "application/x-ndjson"
+
+
+def routes(server: Server) -> list[Route]:
+    async def version(request: HttpRequest) -> Response:
+        return JSONResponse({"version": VERSION})
+
+    async def tags(request: HttpRequest) -> Response:
+        cards = [server.card(name) for name in server.names]
+        return JSONResponse({"models": await asyncio.to_thread(lambda: [card.described for card in cards])})
+
+    async def show(request: HttpRequest) -> Response:
+        fields = await body(request, "ollama_show", load=False)
+        name = server.name_of(fields.get("model", fields.get("name")))
+        if name is None:
+            raise ApiError(400, "model is missing", "model")
+        card = server.card(name)
+        return JSONResponse(await asyncio.to_thread(lambda: card.shown), headers=advice_header(fields))
+
+    async def chat(request: HttpRequest) -> Response:
+        fields = await body(request, "ollama", "ollama_chat")
+        worker = server.worker_of(fields)
+        require(worker, "chat")
+        if not fields.values["messages"]:
+            return loaded(worker, fields, {"message": {"role": "assistant", "content": ""}})
+        conversation, sampling = conversation_of(fields), sampling_of(fields)
+        generation = await begin(worker, sampling, conversation, kind="ollama")
+        return await answered(request, generation, message_json)
+
+    async def generate(request: HttpRequest) -> Response:
+        fields = await body(request, "ollama", "ollama_generate")
+        worker = server.worker_of(fields)
+        require(worker, "completions")
+        if not fields.get("prompt"):
+            return loaded(worker, fields, {"response": ""})
+        generation = await continuation(worker, sampling_of(fields))
+        return await answered(request, generation, lambda text, calls: {"response": text})
+
+    async def embed(request: HttpRequest) -> Response:
+        fields = await body(request, "ollama_embed")
+        worker, start = server.worker_of(fields), time.perf_counter()
+        require(worker, "embeddings")
+        vectors, count = await vectors_of(request, worker, fields, fields.rows("input"))
+        answer = {"model": worker.name, "embeddings": vectors.tolist(), "prompt_eval_count": count, "load_duration": 0}
+        seconds = time.perf_counter() - start
+        return JSONResponse(answer | {"total_duration": _nanoseconds(seconds)}, headers=advice_header(fields))
+
+    return [
+        Route("/api/version", version),
+        Route("/api/tags", tags),
+        Route("/api/show", show, methods=["POST"]),
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/embed", embed, methods=["POST"]),
+    ]
+
+
+# ---------------------------------------------------------------- the request
+
+
+def conversation_of(fields: Fields) -> Conversation:
+    """The conversation of a request.  Calls have no ids here: what a tool returned is for the first call of its name
+    that waits, or the first of all.  Raises ApiError for messages and tools that are none."""
+    messages: list[Message] = []
+    waiting: list[Call] = []
+    for i, one in enumerate(fields.values["messages"]):
+        message = fields.inner(one, "ollama_message", at=f"messages[{i}]")
+        role, content = message.values["role"], message.get("content", "")
+        given = [fields.inner(call, "ollama_call", at=f"messages[{i}].tool_calls[{j}]").values["function"]
+                 for j, call in enumerate(message.get("tool_calls", []))]  # fmt: skip
+        calls = tuple(Call(f"call_{i}_{j}", call["name"], call["arguments"]) for j, call in enumerate(given))
+        waiting += calls
+        name, answers = message.get("tool_name"), waiting if role == "tool" else []
+        answered_call = next((call for call in answers if call.name == name), answers[0] if answers else None)
+        if answered_call is not None:
+            waiting.remove(answered_call)
+        messages.append(Message(role, content, calls, "" if answered_call is None else answered_call.id, name))
+    return Conversation(
+        messages, tool_use(functions(fields, ("function", None), function_of, "chat_tool"), "auto", None, True)
+    )
+
+
+def sampling_of(fields: Fields) -> Fields:
+    """The fields of a request with its options under OpenAI's names.  Raises ApiError for an option that is not known,
+    of another type or out of its bounds."""
+    options = read(fields.get("options", {}), "ollama_options", at="options")
+    for name in options.advice:
+        fields.note(name)
+    values = DEFAULTS | dict(options.values)
+    if values.get("top_p") == 0:  # Ollama's for the likeliest token alone
+        values |= {"top_p": 1.0, "top_k": 1}
+    if "repeat_penalty" in values:
+        values["repetition_penalty"] = values.pop("repeat_penalty")
+    limit = values.pop("num_predict", -1)  # -1 and -2: until the model ends or its context is full
+    values |= {"max_tokens": limit} if limit > 0 else {}
+    return fields.changed(**{"stream": True, **fields.values, **values})
+
+
+async def continuation(worker: ModelWorker, fields: Fields) -> Generation:
+    """The row of `/api/generate`: a prompt as it is where `raw`, and without a template; else as a conversation."""
+    model, prompt, system = worker.model, fields.values["prompt"], fields.get("system")
+    templated = not fields.get("raw") and model.tokenizer is not None and model.tokenizer.chat is not None
+    if system and not templated:
+        raise ApiError(400, f"system needs a chat template, which raw leaves out or {worker.name} lacks", "system")
+    if templated:
+        messages = [*([Message("system", system)] if system else []), Message("user", prompt)]
+        return await begin(worker, fields, Conversation(messages), kind="ollama")
+    (row,), sources = await prepared(worker, lambda: decoder_rows(model.inputs, [prompt], ""), "prompt")
+    request = generation_request(model, fields, row, None if sources is None else sources[0], 0, seed_of(fields))
+    return Generation(worker, fields, [request], kind="ollama")
+
+
+# ---------------------------------------------------------------- the response
+
+
+def message_json(text: str, calls: Sequence[CallPart]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    values = [(call.name, value) for call in calls if (value := call.value()) is not None]
+    if values:
+        message["tool_calls"] = [{"function": {"name": name, "arguments": value}} for name, value in values]
+    return {"message": message}
+
+
+def loaded(worker: ModelWorker, fields: Fields, nothing: dict[str, Any]) -> Response:
+    """The response to a request without a prompt, which only loads the model."""
+    head = {"model": worker.name, "created_at": _now(), **nothing}
+    return JSONResponse(head | {"done": True, "done_reason": "load"}, headers=advice_header(fields))
+
+
+async def answered(
+    request: HttpRequest, generation: Generation, part: Callable[[str, Sequence[CallPart]], dict[str, Any]]
+) -> Response:
+    """The response to a request for a text, of which `part` makes what it has of it and of calls of tools."""
+    head, (choice,) = {"model": generation.worker.name}, generation.choices
+
+    def last(text: str, calls: Sequence[CallPart]) -> dict[str, Any]:
+        usage, started, begun, ended = generation.usage, generation.started, generation.begun, time.perf_counter()
+        return head | {
+            "created_at": _now(), **part(text, calls), "done": True, "done_reason": REASONS.get(choice.reason or ""),
+            "load_duration": 0, "total_duration": _nanoseconds(ended - started),
+            "prompt_eval_count": usage["prompt_tokens"], "prompt_eval_duration": _nanoseconds(begun - started),
+            "eval_count": usage["completion_tokens"], "eval_duration": _nanoseconds(ended - begun),
+        }  # fmt: skip
+
+    async def lines() -> AsyncIterator[bytes]:
+        try:
+            async for _, _, changes in generation.changes():
+                text = "".join(change.delta for change in changes if isinstance(change.part, TextPart))
+                calls = [change.part for change in changes if change.ends and isinstance(change.part, CallPart)]
+                if text or calls:
+                    yield _line(head | {"created_at": _now(), **part(text, calls), "done": False})
+        except ApiError as error:
+            yield _line({"error": error.message})
+            return
+        yield _line(last("", []))
+
+    def whole() -> dict[str, Any]:
+        return last(choice.reply.text, choice.reply.calls)
+
+    return await respond(request, generation, whole, lines, media=NDJSON)
+
+
+def _line(data: object) -> bytes:
+    return json.dumps(data, ensure_ascii=False).encode() + b"\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,152 @@
+"""Released clients against a running server: openai's for vectors, completions and recordings, Ollama's for its own
+routes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+ollama = pytest.importorskip("ollama", reason="needs the client of Ollama")
+openai = pytest.importorskip("openai", reason="needs the client of OpenAI")
+
+from served import model, server_of  # noqa: E402
+from serving import running as serving  # noqa: E402
+from triptych.media.audio import write_wav  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving(server_of(["decoder", "encoder", "sentences", "hears"])) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def of_openai(address: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def of_ollama(address: str) -> Iterator[Any]:
+    with ollama.Client(address) as client:
+        yield client
+
+
+GREEDY = {"temperature": 0, "num_predict": 12}
+TALK = [{"role": "user", "content": "the river"}]
+
+
+def test_openai_embeds_and_completes(of_openai: Any) -> None:
+    texts = ["the old mill", "tide"]
+    answer = of_openai.embeddings.create(model="sentences", input=texts)  # as base64, unless floats are asked for
+    found = torch.tensor([one.embedding for one in answer.data])
+    torch.testing.assert_close(found, model("sentences").encode(texts), atol=1e-5, rtol=0)
+    expected = model("decoder").generate(["tide"], max_new_tokens=9)[0].text
+    settings = {"model": "decoder", "prompt": "tide", "max_tokens": 9, "temperature": 0}
+    assert of_openai.completions.create(**settings).choices[0].text == expected
+    events = [*of_openai.completions.create(**settings, stream=True, stream_options={"include_usage": True})]
+    assert "".join(one.choices[0].text for one in events[:-1]) == expected
+    assert events[-1].usage.prompt_tokens == 4
+    scores = of_openai.completions.create(**settings | {"max_tokens": 1}, echo=True, logprobs=1).choices[0].logprobs
+    assert (scores.tokens[:4], scores.token_logprobs[0]) == (list("tide"), None)
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client's own route of translations
+def test_openai_hears(of_openai: Any, tmp_path: Any) -> None:
+    path = tmp_path / "a.wav"
+    write_wav(path, np.sin(np.arange(32_000) ** 1.3 / 20).astype(np.float32))
+    with path.open("rb") as file:
+        heard = of_openai.audio.transcriptions.create(model="hears", file=file, language="en")
+    assert heard.text == model("hears").transcribe(path, language="en").text
+    with path.open("rb") as file:
+        whole = of_openai.audio.translations.create(model="hears", file=file, response_format="verbose_json")
+    assert whole.text == model("hears").transcribe(path, task="translate").text
+    assert whole.segments[0].start == 0.0
+
+
+def test_openai_s_errors_name_what_is_wrong(of_openai: Any, tmp_path: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-5'"):
+        of_openai.embeddings.create(model="gpt-5", input="a")
+    with pytest.raises(openai.BadRequestError, match=r"it serves /v1/embeddings, /v1/fill"):
+        of_openai.completions.create(model="encoder", prompt="a")
+    (tmp_path / "a.mp3").write_bytes(b"ID3")
+    with (
+        pytest.raises(openai.APIStatusError, match="is not a WAV file") as error,
+        (tmp_path / "a.mp3").open("rb") as file,
+    ):
+        of_openai.audio.transcriptions.create(model="hears", file=file)
+    assert error.value.status_code == 415
+
+
+def test_ollama_lists_and_shows_models(of_ollama: Any, address: str) -> None:
+    listed = of_ollama.list().models
+    assert [one.model for one in listed] == ["decoder", "encoder", "sentences", "hears"]
+    assert listed[0].details.family == "llama"
+    assert listed[0].size > 0
+    assert len({one.digest for one in listed}) == 4
+    shown = of_ollama.show("decoder:latest")
+    assert shown.modelinfo["llama.context_length"] == model("decoder").spec.context
+    assert (shown.capabilities, of_ollama.show("sentences").capabilities) == (["completion"], ["embedding"])
+    assert str(model("decoder").path) not in shown.model_dump_json()
+    with pytest.raises(ollama.ResponseError, match="there is no model 'llama9'"):
+        of_ollama.show("llama9")
+
+
+def test_ollama_chats_whole_and_streamed(of_ollama: Any) -> None:
+    expected = "".join(model("decoder").chat(TALK, max_new_tokens=12))
+    whole = of_ollama.chat("decoder", TALK, options=GREEDY)
+    assert (whole.message.content, whole.done, whole.message.role) == (expected, True, "assistant")
+    assert whole.done_reason in ("stop", "length")
+    assert 0 < whole.prompt_eval_duration <= whole.total_duration
+    pieces = [*of_ollama.chat("decoder:latest", TALK, options=GREEDY, stream=True)]
+    assert "".join(one.message.content for one in pieces) == expected
+    assert [one.done for one in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].eval_count == whole.eval_count == 12
+    assert len(pieces) > 2
+    sampled = [
+        of_ollama.chat("decoder", TALK, options={"seed": seed, "num_predict": 12}).message.content for seed in (1, 1, 2)
+    ]
+    assert sampled[0] == sampled[1] != sampled[2]
+    stopped = of_ollama.chat("decoder", TALK, options=GREEDY | {"stop": [expected[3]]})
+    assert stopped.message.content == expected[: expected.index(expected[3])]
+
+
+def test_ollama_generates_embeds_and_refuses(of_ollama: Any) -> None:
+    raw = of_ollama.generate("decoder", "tide", raw=True, options=GREEDY)
+    assert raw.response == model("decoder").generate(["tide"], max_new_tokens=12)[0].text
+    templated = of_ollama.generate("decoder", "the river", options=GREEDY)
+    assert templated.response == "".join(model("decoder").chat(TALK, max_new_tokens=12)) != raw.response
+    assert of_ollama.generate("decoder").done_reason == "load"
+    vectors = torch.tensor(of_ollama.embed("sentences", ["the old mill"]).embeddings)
+    torch.testing.assert_close(vectors, model("sentences").encode(["the old mill"]), atol=1e-5, rtol=0)
+    for how, said in (
+        ({"options": {"mirostat": 1}}, "mirostat is not supported"),
+        ({"options": {"top_k": -1}}, "top_k must be at least 0"),
+        ({"format": "json"}, "format"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=said) as error:
+            of_ollama.chat("decoder", TALK, **how)
+        assert error.value.status_code == 400
+
+
+def test_ollama_calls_a_tool_and_reads_what_it_returned() -> None:
+    import scripted
+
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": scripted.WEATHER}}]
+    name = next(iter(scripted.TEMPLATES))
+    one = scripted.model(name)
+    with scripted.serving({name: one}) as port, ollama.Client(f"http://127.0.0.1:{port}") as client:
+        assert "tools" in client.show(name).capabilities
+        talk: list[Any] = [{"role": "user", "content": "What is the weather?"}]
+        whole = client.chat(name, talk, tools=tools, options={"temperature": 0})
+        (call,) = whole.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("get_weather", scripted.ARGUMENTS)
+        parts = [*client.chat(name, talk, tools=tools, options={"temperature": 0}, stream=True)]
+        assert [one for part in parts for one in part.message.tool_calls or ()] == [call]
+        talk += [whole.message, {"role": "tool", "tool_name": "get_weather", "content": "rain"}]
+        again = client.chat(name, talk, tools=tools, options={"temperature": 0, "num_predict": 3})
+        assert again.prompt_eval_count > whole.prompt_eval_count
