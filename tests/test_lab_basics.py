@@ -17,7 +17,7 @@ from triptych.ops import OPERATIONS
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 from triptych_lectures import labs
-from triptych_lectures.labs import small_models, untrained_scores
+from triptych_lectures.labs import untrained_scores
 from triptych_lectures.labs.generated_tasks import GeneratedTask, Places
 from triptych_lectures.labs.heads_and_width import HeadsVsWidthLab
 from triptych_lectures.labs.lab import LabResult, Setup, Size
@@ -160,7 +160,7 @@ def test_permutation_with_a_position_part_that_does_nothing(
 
 def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
     full_width = partial(spec.attention, head_width=HeadsVsWidthLab().width)
-    monkeypatch.setattr(small_models, "attention", lambda width, heads, head_width: full_width(width, heads))
+    monkeypatch.setattr(spec, "attention", lambda width, heads, head_width: full_width(width, heads))
     assert "parameters and matmul FLOPs of H heads over one" in failed("heads-vs-width")
 
 

@@ -95,6 +95,21 @@ def test_limits(limits: Limits, value: Any, message: str) -> None:
         limits.check("n", value, {})
 
 
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (Limits(most="m"), "size n: 7 must be at most m, 6"),
+        (Limits(below="m"), "size n: 6 must be below m, 6"),
+        (Limits(multiple="m"), "size n: 7 must be a multiple of m, 6"),
+    ],
+)
+def test_limits_that_are_another_size(limits: Limits, message: str) -> None:
+    taken = 5 if limits.below else 6
+    limits.check("n", taken, {"m": 6})
+    with pytest.raises(InputError, match=message):
+        limits.check("n", (taken, 6 if limits.below else 7), {"m": (12, 6) if limits.most == "m" else 6})
+
+
 def test_values_at_their_limits_are_taken() -> None:
     Limits(2, 8, 2).check("n", 2, {})
     Limits(2, 8, 2).check("n", (8, 2, 2), {})

@@ -122,9 +122,8 @@ def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.Monke
     assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
     assert "scaled: the stream's variance before training grows as depth to the power" not in usual
     assert "outputs that begin at 0, 16 layers: steps later than scaled" in usual
-    monkeypatch.setattr(
-        deep_stacks, "redraw", lambda module, seed, std, written: generated_tasks.redraw(module, seed, std)
-    )
+    redraw = generated_tasks.redraw
+    monkeypatch.setattr(generated_tasks, "redraw", lambda module, seed, std, written: redraw(module, seed, std))
     assert "scaled: the stream's variance before training grows as depth to the power" in failed(
         labs.run("residual-scaling", setup)
     )
@@ -162,7 +161,7 @@ def test_trained_scale_fails_when_smaller_weights_do_not_give_the_scaled_scores(
     claim, setup = "distance of its first scores from those of 1/√d", Setup(sizes={"widths": (4, 64)})
     assert claim not in failed(labs.run("trained-scale", setup))
     smaller = generated_tasks.multiply_queries_and_keys
-    monkeypatch.setattr(reading_heads, "multiply_queries_and_keys", lambda module, by: smaller(module, by**2))
+    monkeypatch.setattr(generated_tasks, "multiply_queries_and_keys", lambda module, by: smaller(module, by**2))
     assert claim in failed(labs.run("trained-scale", setup))
 
 
@@ -227,7 +226,7 @@ def test_activations_fails_when_gelu_is_relu(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_dropout_places_fails_when_the_usual_places_drop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is learned is not real."""
-    monkeypatch.setattr(dropout_places, "train", lambda *given: GOOD)
+    monkeypatch.setattr(generated_tasks, "train", lambda *given: GOOD)
     claim = "usual places: cosine of two passes of a new stack, the largest"
     assert claim not in failed(labs.run("dropout-places"))
     spec = dropout_places.DropoutPlacesLab.spec
@@ -287,7 +286,7 @@ def test_embedding_scale_fails_when_the_factor_is_ignored(monkeypatch: pytest.Mo
 
 def test_embedding_scale_speaks_of_positions_only_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained."""
-    monkeypatch.setattr(embedding_scale, "train", lambda *given: GOOD)
+    monkeypatch.setattr(generated_tasks, "train", lambda *given: GOOD)
     claim = "these two: share of the token less 2/3, where sizes are equal"
     assert claim not in failed(labs.run("embedding-scale"))
     monkeypatch.setattr(Sinusoidal, "embed", lambda self, at: torch.zeros(len(at), self.spec.width))

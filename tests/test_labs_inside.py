@@ -154,7 +154,7 @@ def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch:
 
 def test_not_explanation_fails_when_the_alternative_is_a_shuffle(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that are as far away, and were not searched, change the output."""
-    monkeypatch.setattr(not_explanation, "search", unsearched)
+    monkeypatch.setattr(other_patterns, "search", unsearched)
     assert next_word() == {ALTERNATIVE}
 
 
@@ -173,7 +173,7 @@ def test_not_explanation_passes_on_a_classifier() -> None:
 @pytest.mark.heavy
 def test_not_explanation_fails_on_a_classifier_whose_edits_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     found = lambda answers, *rest, **sizes: (other_patterns.Replacement(answers.patterns, 0.7, 0.0), [])  # noqa: E731
-    monkeypatch.setattr(not_explanation, "search", found)
+    monkeypatch.setattr(other_patterns, "search", found)
     ignore_edits(monkeypatch)
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert "control: output change under the shuffled patterns in all layers" in claims
@@ -182,7 +182,7 @@ def test_not_explanation_fails_on_a_classifier_whose_edits_are_ignored(monkeypat
 
 @pytest.mark.heavy
 def test_not_explanation_fails_on_a_classifier_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(not_explanation, "search", unsearched)
+    monkeypatch.setattr(other_patterns, "search", unsearched)
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert "output change under the alternative in all layers (0 to 1)" in claims
 

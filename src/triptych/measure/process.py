@@ -27,7 +27,7 @@ class SameProcess:
 
     def __init__(self, side: Side) -> None:
         self.side = side
-        self._before = _forget_peak()
+        self._before = forget_peak()
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         """`perform` a `job`, or tell `versions`, `facts` or `memory`.  Raises InputError where the side cannot."""
@@ -37,7 +37,7 @@ class SameProcess:
             case "facts":
                 return self.side.facts() | {"form": self.side.dtype}
             case "memory":
-                peak = _status("VmHWM")
+                peak = process_status("VmHWM")
                 return {"memory": None if peak is None or self._before is None else peak - self._before}
         return {"versions": self.side.versions}
 
@@ -132,7 +132,7 @@ def serve(name: str, options: str) -> None:
         answers.flush()
 
 
-def _status(field: str) -> int | None:
+def process_status(field: str) -> int | None:
     """A field of /proc/self/status in bytes; None on other systems."""
     try:
         text = Path("/proc/self/status").read_text()
@@ -141,10 +141,10 @@ def _status(field: str) -> int | None:
     return 1024 * int(text.partition(f"{field}:")[2].split()[0])
 
 
-def _forget_peak() -> int | None:
+def forget_peak() -> int | None:
     """Set the peak of memory to what is in use now -> that, in bytes; None where the system keeps no peak."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return None
-    return _status("VmRSS")
+    return process_status("VmRSS")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, nearest
-from . import fundamentals, textbook, textbook_code  # importing them enters their exercises
-from .exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
+from . import fundamentals, textbook  # importing them enters their exercises
+from .exercise import TEXTS, Answer, Exercise, ExerciseQuestion, make
 
-_FILES = (fundamentals, textbook, textbook_code)
-NAMES = {name: MAKERS[name][0] for name in sorted(MAKERS, key=lambda name: (name[:2], int(name[3:])))}
+_FILES = (fundamentals, textbook)
+NAMES = {name: str(texts["title"]) for name, texts in TEXTS.items()}
 """The exercises and their titles, in the order of the lectures."""
 LECTURES = {
     "L0": tuple(name for name in NAMES if name.startswith("L0.")),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from triptych.arguments import checked
 from triptych.attention import attention_pattern
+from triptych.files import tables_of
 from triptych.spec import Mask
 
 Answer = int | float | str | tuple[int | float, ...]
@@ -70,18 +72,20 @@ class Exercise:
     questions: tuple[ExerciseQuestion, ...]
 
 
-Draft = tuple[str | Sequence[str], Sequence[tuple[str, Any, str]]]
-"""What is given, its lines where there are several, and of each question its text, answer and solution."""
+TEXTS = tables_of(__file__)
+"""By the name of an exercise, its title, what is given, and its questions, each with its solution."""
+Draft = tuple[Mapping[str, Any], Sequence[Any]]
+"""What the texts of an exercise are filled with, by name, and the answers to its questions."""
 Random = np.random.Generator
 Maker = Callable[[Random], Draft]
-MAKERS: dict[str, tuple[str, Maker]] = {}
+MAKERS: dict[str, Maker] = {}
 
 
-def exercise(name: str, title: str) -> Callable[[Maker], Maker]:
+def exercise(name: str) -> Callable[[Maker], Maker]:
     """Enter the decorated function as what makes the variants of the lectures' exercise `name`."""
 
     def enter(maker: Maker) -> Maker:
-        MAKERS[name] = (title, maker)
+        MAKERS[name] = maker
         return maker
 
     return enter
@@ -89,12 +93,28 @@ def exercise(name: str, title: str) -> Callable[[Maker], Maker]:
 
 def make(name: str, seed: int) -> Exercise:
     """The variant of exercise `name` that belongs to `seed`: the same for the same two, on every machine."""
-    title, maker = MAKERS[name]
     lecture, _, place = name[1:].partition(".")
-    statement, questions = maker(np.random.default_rng([seed, int(lecture), int(place)]))
-    lines = statement if isinstance(statement, str) else "\n".join(statement)
-    asked = tuple(ExerciseQuestion(text, _answer(answer), solution) for text, answer, solution in questions)
-    return Exercise(name, title, seed, lines, asked)
+    drawn, answers = MAKERS[name](np.random.default_rng([seed, int(lecture), int(place)]))
+    texts, fill = TEXTS[name], _Texts()
+    asked = tuple(
+        ExerciseQuestion(fill.vformat(question, (), drawn), _answer(answer), fill.vformat(solution, (), drawn))
+        for (question, solution), answer in zip(texts["questions"], answers, strict=True)
+    )
+    return Exercise(name, texts["title"], seed, fill.vformat(texts["given"], (), drawn), asked)
+
+
+class _Texts(Formatter):
+    """Fills texts: fractions with four digits, vectors and each row of a matrix in brackets; `{x:matrix W}` is `x` as
+    the matrix W, in columns."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("matrix "):
+            return matrix(format_spec.removeprefix("matrix "), value)
+        if format_spec or isinstance(value, str | int):
+            return format(value, format_spec)
+        if isinstance(value, float):
+            return number(value)
+        return ", ".join(map(listed, np.atleast_2d(value)))
 
 
 def _answer(x: Any) -> Answer:

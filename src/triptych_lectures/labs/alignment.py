@@ -18,7 +18,7 @@ from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Lab, Setup, clause, size
 from .small_models import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
@@ -29,7 +29,7 @@ class AlignmentLab(Lab):
     name = "alignment"
 
     letters: str = size("abcdefghiklm", "letters of made-up words, two or more different", full="abcdefghiklmnoprstvy")
-    shortest: int = size(3, "letters of the shortest made-up word", full=4)
+    shortest: int = size(3, "letters of the shortest made-up word", full=4, most="longest")
     longest: int = size(6, "letters of the longest one, at most 31", full=9, most=31)
     doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1", full=0.4, most=1)
     trained: int = size(4_000, "made-up pairs to train on", full=20_000)
@@ -44,8 +44,6 @@ class AlignmentLab(Lab):
     rows: int = size(48, "rows of a training step", full=96)
 
     def __post_init__(self) -> None:
-        if self.shortest > self.longest:
-            raise InputError("size shortest: must be at most longest")
         if len(set(self.letters)) != len(self.letters) or len(self.letters) < 2:
             raise InputError(f"size letters: {self.letters!r} must be two or more letters, all different")
 
@@ -59,7 +57,7 @@ class AlignmentLab(Lab):
             "relative_attention_max_distance": 64,
         }  # fmt: skip
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         train, held = self._pairs(setup)
         model, losses = self._model(setup, train)
         setup.progress(f"comparing its cross-attention with the alignment of {len(held)} pairs")
@@ -79,37 +77,32 @@ class AlignmentLab(Lab):
         untrained = HeldOutPairs(Model(nn.new(model.spec, setup.seed), model.tokenizer), held)
         before = untrained.hits(untrained.patterns()[layer])[-1]
         diagonal, on_partner = subject.share(subject.straight), "whose strongest attention is on a true partner"
-        conclusion = (
-            clause(
-                f"To write a letter the decoder attends to the one it comes from, though no alignment was trained: for"
-                f" {mean:.0%} of the letters the strongest weight is on a true partner. The diagonal meets"
-                f" {diagonal:.0%}, and where it misses, the weights still meet {moved:.0%}. Control: before training"
-                f" they met {before:.0%}.",
-                Check(f"letters {on_partner}", mean, least=0.6),
-                Check(f"letters {on_partner}, less those of the diagonal", mean - diagonal, least=0.1),
-                Check(f"letters that the diagonal misses {on_partner}", moved, least=0.45),
-                Check(f"letters {on_partner}, less those before training", mean - before, least=0.2),
-                instead="The strongest weights do not follow the alignment",
-            ),
-            clause(
-                f"It uses what it attends to: of the letters {sees_all:.0%} are right, with their partners hidden"
-                f" {not_partners:.0%}, and with as many others hidden, the control, {not_others:.0%}.",
-                Check("letters right", sees_all, least=0.75),
-                Check("letters right with their partners hidden", not_partners, most=0.35),
-                Check("control: letters lost with as many others hidden", sees_all - not_others, most=0.2),
-                instead="What is written does not depend on the partners alone",
-            ),
+        yield clause(
+            f"To write a letter the decoder attends to the one it comes from, though no alignment was trained: for"
+            f" {mean:.0%} of the letters the strongest weight is on a true partner. The diagonal meets"
+            f" {diagonal:.0%}, and where it misses, the weights still meet {moved:.0%}. Control: before training"
+            f" they met {before:.0%}.",
+            Check(f"letters {on_partner}", mean, least=0.6),
+            Check(f"letters {on_partner}, less those of the diagonal", mean - diagonal, least=0.1),
+            Check(f"letters that the diagonal misses {on_partner}", moved, least=0.45),
+            Check(f"letters {on_partner}, less those before training", mean - before, least=0.2),
+            instead="The strongest weights do not follow the alignment",
+        )
+        yield clause(
+            f"It uses what it attends to: of the letters {sees_all:.0%} are right, with their partners hidden"
+            f" {not_partners:.0%}, and with as many others hidden, the control, {not_others:.0%}.",
+            Check("letters right", sees_all, least=0.75),
+            Check("letters right with their partners hidden", not_partners, most=0.35),
+            Check("control: letters lost with as many others hidden", sees_all - not_others, most=0.2),
+            instead="What is written does not depend on the partners alone",
         )
         chance = subject.share(np.concatenate([truth.mean(1) for truth in subject.truths]))
         hits = {"mean of the heads": mean} | {f"head {i}": share for i, share in enumerate(heads)}
         hits |= {"before training": before, "the diagonal": diagonal, "a letter at random": chance}
-        sections = (
-            share_table("Strongest attention on a true partner", ("whose", "share"), hits),
-            share_table("Letters right", ("the decoder sees", "share"), visible),
-            *subject.maps(layer, patterns[layer]),
-            *([Curve("Training", "step", "nats a letter", {"loss": losses}, {})] if losses else []),
-        )
-        return self.result(conclusion, sections)
+        yield share_table("Strongest attention on a true partner", ("whose", "share"), hits)
+        yield share_table("Letters right", ("the decoder sees", "share"), visible)
+        yield from subject.maps(layer, patterns[layer])
+        yield from [Curve("Training", "step", "nats a letter", {"loss": losses}, {})] if losses else []
 
     def _pairs(self, setup: Setup) -> tuple[list[Pair], list[Pair]]:
         if setup.model is not None or setup.data is not None:

@@ -21,8 +21,8 @@ from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe import Edit, LinkTable, Where
 from triptych.probe.role_scores import at_offset, mean_weight
-from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
-from .pretrained import decoder, head_maps
+from .lab import Check, Clause, Findings, Lab, Setup, clause, size
+from .pretrained import decoder, head_maps, last_states
 from .small_models import curve
 
 SHORES = (
@@ -72,7 +72,7 @@ class BankLab(Lab):
         """What is cut, in words."""
         return f"{self.ambiguous!r} cannot see {self.word!r} or {self.other_word!r}"
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         model = decoder(setup)
         last, readers = repr(self.ambiguous), self.readers
         setup.progress(f"comparing the two vectors of {last}, layer by layer")
@@ -98,21 +98,16 @@ class BankLab(Lab):
         within, between = senses_of.lines(senses_of.true)
         content = pair.content()
         link = model.link(f"{self.start} {self.word} {self.ambiguous}", *self._words(), seed=setup.seed)
-        conclusion = (
-            self._separated(min(whole), left[0], left[3], nothing_else),
-            self._few_heads(left[1], left[2], pair.mean(late) / pair.mean(early)),
-            self._two_senses(senses_of),
-            self._content(content, link),
-        )
+        yield self._separated(min(whole), left[0], left[3], nothing_else)
+        yield self._few_heads(left[1], left[2], pair.mean(late) / pair.mean(early))
+        yield self._two_senses(senses_of)
+        yield self._content(content, link)
         senses = f"{sum(map(len, self.senses))} sentences that end in {last}, means"
         of_senses, layers = {"of one sense": within, "of two senses": between}, range(len(whole))
-        sections = (
-            pair.table(early[:SHOWN], self),
-            curve(f"The two vectors of {last}", "blocks passed", "cosine", layers, cosines),
-            curve(senses, "blocks passed", "cosine", layers, of_senses),
-            pair.maps(early[:SHOWN]),
-        )
-        return self.result(conclusion, sections)
+        yield pair.table(early[:SHOWN], self)
+        yield curve(f"The two vectors of {last}", "blocks passed", "cosine", layers, cosines)
+        yield curve(senses, "blocks passed", "cosine", layers, of_senses)
+        yield pair.maps(early[:SHOWN])
 
     def _words(self) -> tuple[str, str]:
         """The last word and the deciding one of the first sentence, each with its number among words that are alike."""
@@ -191,7 +186,7 @@ class Senses:
     """Sentences of two senses that end in one word: the vectors of this word by layer."""
 
     def __init__(self, model: Model, one: Sequence[str], other: Sequence[str]) -> None:
-        last = torch.stack(_last(model, model.ids([*one, *other])), 1)  # [L + 1, n, D]
+        last = last_states(model, model.ids([*one, *other])).double()
         last = torch.nn.functional.normalize(last, dim=-1)
         self.cosines = (last @ last.mT).permute(1, 2, 0)  # [n, n, L + 1]
         self.true = tuple(range(len(one)))
@@ -255,7 +250,7 @@ class SentencePair:
         self.elsewhere = elsewhere.mean(1)  # [L, H]
 
     def cosines(self, edit: Sequence[Edit] = ()) -> Lines:
-        a, b = _last(self.model, self.rows, edit)
+        a, b = last_states(self.model, self.rows, edit).double().unbind(1)
         cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
         return cosines
 
@@ -305,9 +300,3 @@ class SentencePair:
 def _hide(keys: range) -> Callable[[Tensor, Where], Tensor]:
     places = torch.tensor(keys)
     return lambda scores, where: scores.index_fill(-1, places, -torch.inf)
-
-
-def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()) -> list[Tensor]:
-    """For each row `[L + 1, D]`: the last token's vector as it enters the first block and leaves each block."""
-    trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"], edit=edit)
-    return [torch.stack([trace[site][row][-1] for site in trace]).double() for row in range(len(rows))]

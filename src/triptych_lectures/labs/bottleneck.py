@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from triptych.attention import attend
-from triptych.errors import InputError
 from triptych.page import TableSection
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, size
 from .small_models import curve, parameters
 
 WARMUP = 20  # training steps
@@ -19,21 +18,15 @@ class BottleneckLab(Lab):
 
     symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
     width: int = size(64, "width of embeddings and states")
-    lengths: Ints = size((1, 2, 4, 8, 12, 16), "symbols of a source, ascending", ascending=True)
-    narrow: int = size(4, "numbers in the narrow vector")
+    lengths: Ints = size((1, 2, 4, 8, 12, 16), "symbols of a source, ascending", ascending=True, most="symbols")
+    narrow: int = size(4, "numbers in the narrow vector", below="wide")
     wide: int = size(64, "numbers in the wide vector")
     steps: int = size(400, "training steps")
     rows: int = size(64, "rows of a training step")
     rate: float = size(5e-3, "learning rate")
     tested: int = size(256, "sources of each length that are tested")
 
-    def __post_init__(self) -> None:
-        if max(self.lengths) > self.symbols:
-            raise InputError("size lengths: none may be above the number of symbols")
-        if self.narrow >= self.wide:
-            raise InputError(f"sizes narrow {self.narrow} and wide {self.wide}: the narrow vector must be the smaller")
-
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         right: dict[str, list[float]] = {}
         sizes: dict[str, int] = {}
         narrow_one, wide_one = (f"vector of {code}" for code in (self.narrow, self.wide))
@@ -44,33 +37,28 @@ class BottleneckLab(Lab):
         narrow, wide, attention = right.values()
         parameter_ratio = sizes["attention"] / sizes[wide_one]
         right_at, chance = "symbols right at length", 1 / self.symbols
-        conclusion = (
-            clause(
-                f"A vector of {self.narrow} numbers copies a source of {first} and loses more the longer the source is:"
-                f" {narrow[-1]:.0%} of {last} symbols are right. {self.wide} numbers carry more, {wide[-1]:.0%} of"
-                f" {last}, and not all of it either, after the same training.",
-                Check(f"{narrow_one}: {right_at} {first}", narrow[0], least=0.95),
-                Check(f"{narrow_one}: {right_at} {last}", narrow[-1], least=chance, most=0.5),
-                Check(f"{wide_one}: {right_at} {last}, more than {self.narrow}", wide[-1] - narrow[-1], least=0.1),
-                Check(f"{wide_one}: {right_at} {last}", wide[-1], most=0.8),
-                instead="That a fixed vector loses long sources, and a narrow one more, was not seen",
-            ),
-            clause(
-                f"With attention the narrow vector is enough at every length ({min(attention):.1%} right at the worst),"
-                " because the decoder reads the states of the source instead, and with fewer parameters than the wide"
-                " vector takes.",
-                Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-                Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
-                instead="Attention did not make up for the narrow vector with fewer parameters",
-            ),
+        yield clause(
+            f"A vector of {self.narrow} numbers copies a source of {first} and loses more the longer the source is:"
+            f" {narrow[-1]:.0%} of {last} symbols are right. {self.wide} numbers carry more, {wide[-1]:.0%} of"
+            f" {last}, and not all of it either, after the same training.",
+            Check(f"{narrow_one}: {right_at} {first}", narrow[0], least=0.95),
+            Check(f"{narrow_one}: {right_at} {last}", narrow[-1], least=chance, most=0.5),
+            Check(f"{wide_one}: {right_at} {last}, more than {self.narrow}", wide[-1] - narrow[-1], least=0.1),
+            Check(f"{wide_one}: {right_at} {last}", wide[-1], most=0.8),
+            instead="That a fixed vector loses long sources, and a narrow one more, was not seen",
+        )
+        yield clause(
+            f"With attention the narrow vector is enough at every length ({min(attention):.1%} right at the worst),"
+            " because the decoder reads the states of the source instead, and with fewer parameters than the wide"
+            " vector takes.",
+            Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
+            Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
+            instead="Attention did not make up for the narrow vector with fewer parameters",
         )
         rows = [[name, f"{sizes[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
         copied = "Symbols copied right"
-        sections = (
-            TableSection(copied, ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows),
-            curve(copied, "length of the source", "share", self.lengths, right, {"chance": chance}),
-        )
-        return self.result(conclusion, sections)
+        yield TableSection(copied, ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows)
+        yield curve(copied, "length of the source", "share", self.lengths, right, {"chance": chance})
 
     def _train(self, code: int, attention: bool, seed: int) -> tuple[list[float], int]:
         """(share of symbols right at each length, parameters)"""

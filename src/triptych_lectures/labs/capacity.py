@@ -15,14 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from triptych import nn
-from triptych.errors import InputError
 from triptych.page import TableSection
 from triptych.train import Example
 from . import generated_tasks
 from .generated_tasks import GeneratedTask, Places, ShuffledTask, TrainingBudget
 from .heads_and_width import FOUR, ONE
 from .induction import repeated
-from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clause, Findings, Lab, Setup, clause, size
 from .small_models import attention_layers, block, examples, parameters
 
 REPETITION, TABLE, SHUFFLED, READING = "repetition", "table", "control: table, shuffled answers", "four places"
@@ -94,25 +93,21 @@ class CapacityLab(Lab):
     """Attention alone, the same number of parameters cut in several ways, on a task for each."""
 
     name = "capacity"
-    wide: int = size(64, "width of one layer", multiple=HEADS)
+    wide: int = size(64, "width of one layer", multiple=HEADS, below="symbols")
     middle: int = size(48, "width of two layers, with as many parameters in the repetition", multiple=HEADS)
-    narrow: int = size(36, "width of four layers, with as many parameters in the other tasks", multiple=HEADS)
+    narrow: int = size(
+        36, "width of four layers, with as many parameters in the other tasks", multiple=HEADS, below="wide"
+    )
     vocab: int = size(48, "symbols of the repetition, at least `longest`")
-    shortest: int = size(8, "symbols of the shortest sequence that is repeated, two or more", least=2)
-    longest: int = size(16, "symbols of the longest one")
+    shortest: int = size(8, "symbols of the shortest sequence that is repeated, two or more", least=2, most="longest")
+    longest: int = size(16, "symbols of the longest one", most="vocab")
     symbols: int = size(81, "symbols of the table, as many as four places have answers")
     length: int = size(12, "symbols of a row of the other tasks, more than 4", least=HEADS + 1)
     steps: int = size(400, "training steps")
     rows: int = size(32, "rows of a training step")
     tested: int = size(64, "rows that are tested")
 
-    def __post_init__(self) -> None:
-        if not self.shortest <= self.longest <= self.vocab:
-            raise InputError("sizes shortest, longest and vocab: must not decrease in this order")
-        if not self.narrow < self.wide < self.symbols:
-            raise InputError("sizes narrow, wide and symbols: must increase in this order")
-
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         repetition = Repetition(self.vocab, self.shortest, self.longest)
         table = FollowerTable(self.symbols, self.length, setup.seed)
         wide, narrow, deep = Shape(1, self.wide), Shape(1, self.narrow), Shape(4, self.narrow)
@@ -133,8 +128,10 @@ class CapacityLab(Lab):
         ]  # fmt: skip
         header = ("task", "layers", "width", "heads", "parameters", "right, or learned")
         table_section = TableSection("After training", header, rows)
-        conclusion = (self._depth(runs, repetition.guess), self._width(runs, table), self._heads(runs))
-        return self.result(conclusion, (table_section,))
+        yield self._depth(runs, repetition.guess)
+        yield self._width(runs, table)
+        yield self._heads(runs)
+        yield table_section
 
     def _trained(self, task: GeneratedTask, shape: Shape, seed: int) -> tuple[int, float]:
         """One model after training; where answers were shuffled, it is asked for the right ones."""

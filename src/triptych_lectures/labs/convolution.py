@@ -23,7 +23,7 @@ from triptych.train import OptimizerSettings, Schedule
 from .bounds import rounded_up
 from .counting import longest_chain, products
 from .generated_tasks import Places, TrainingBudget, attention_alone, trained_head
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, size
 from .small_models import curve, descend, line_table, parameters
 
 PLAIN, DILATED, RECURRENT, ATTENTION = "convolutions", "dilated convolutions", "GRU", "attention"
@@ -65,7 +65,7 @@ class ConvolutionLab(Lab):
         """The largest distance that is tested."""
         return self.reach(DILATED, self.layers) + BEYOND
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         distances, chance = range(1, self.farthest + 1), 1 / self.symbols
         right = {name: self._right(name, setup) for name in (PLAIN, DILATED)}
         inside, beyond = (
@@ -93,48 +93,43 @@ class ConvolutionLab(Lab):
         )
         constant = max(chain[name] for name in (PLAIN, DILATED, ATTENTION))
         near, far = (self.reach(name, self.layers) for name in (PLAIN, DILATED))
-        conclusion = (
-            clause(
-                f"{self.layers} convolutions of width {self.kernel} name the symbol up to {near} places back, with"
-                f" dilation up to {far} ({min(inside):.1%} right at the worst), and at any distance beyond no more than"
-                f" guessing gives ({rounded_up(max(beyond), '.0%')} at most): the receptive field says exactly where"
-                " they fail.",
-                Check("inside the receptive field: right, the worst distance", min(inside), least=0.95),
-                Check("beyond it: right, the best distance", max(beyond), most=chance + 0.05),
-                instead="The receptive field did not say where the stacks fail",
-            ),
-            clause(
-                f"Two tokens {last} apart are connected by {layers[PLAIN][-1]:g} layers, n / (k - 1), with dilation by"
-                f" {layers[DILATED][-1]:g}, which grows as the logarithm, and by one layer of attention: trained on"
-                f" distance {self.farthest}, beyond both stacks, it is right in {attended:.0%}.",
-                Check("layers needed, by gradients: the largest difference from the formula", off, most=0),
-                Check(f"one layer of attention: right at distance {self.farthest}", attended, least=0.95),
-                instead="The layers that connect two tokens were not as claimed",
-            ),
-            clause(
-                f"In rows {times:g} times as long, a GRU's chain of products that wait for one another is"
-                f" {chain[RECURRENT]:.3g} times as long; that of convolutions and attention stays as it was. The FLOPs"
-                f" of convolutions grow {flops[PLAIN]:.3g} times, those of attention {flops[ATTENTION]:.3g} times.",
-                Check("GRU: growth of the chain over that of the row", chain[RECURRENT] / times, 0.9, 1.1),
-                Check("convolutions and attention: growth of the chain, the largest", constant, 1, 1),
-                Check("convolutions: growth of the FLOPs over that of the row", flops[PLAIN] / times, 0.99, 1.01),
-                Check("attention: growth of the FLOPs over that of the row", flops[ATTENTION] / times, least=1.1),
-                instead="The costs did not grow as claimed",
-            ),
+        yield clause(
+            f"{self.layers} convolutions of width {self.kernel} name the symbol up to {near} places back, with"
+            f" dilation up to {far} ({min(inside):.1%} right at the worst), and at any distance beyond no more than"
+            f" guessing gives ({rounded_up(max(beyond), '.0%')} at most): the receptive field says exactly where"
+            " they fail.",
+            Check("inside the receptive field: right, the worst distance", min(inside), least=0.95),
+            Check("beyond it: right, the best distance", max(beyond), most=chance + 0.05),
+            instead="The receptive field did not say where the stacks fail",
+        )
+        yield clause(
+            f"Two tokens {last} apart are connected by {layers[PLAIN][-1]:g} layers, n / (k - 1), with dilation by"
+            f" {layers[DILATED][-1]:g}, which grows as the logarithm, and by one layer of attention: trained on"
+            f" distance {self.farthest}, beyond both stacks, it is right in {attended:.0%}.",
+            Check("layers needed, by gradients: the largest difference from the formula", off, most=0),
+            Check(f"one layer of attention: right at distance {self.farthest}", attended, least=0.95),
+            instead="The layers that connect two tokens were not as claimed",
+        )
+        yield clause(
+            f"In rows {times:g} times as long, a GRU's chain of products that wait for one another is"
+            f" {chain[RECURRENT]:.3g} times as long; that of convolutions and attention stays as it was. The FLOPs"
+            f" of convolutions grow {flops[PLAIN]:.3g} times, those of attention {flops[ATTENTION]:.3g} times.",
+            Check("GRU: growth of the chain over that of the row", chain[RECURRENT] / times, 0.9, 1.1),
+            Check("convolutions and attention: growth of the chain, the largest", constant, 1, 1),
+            Check("convolutions: growth of the FLOPs over that of the row", flops[PLAIN] / times, 0.99, 1.01),
+            Check("attention: growth of the FLOPs over that of the row", flops[ATTENTION] / times, least=1.1),
+            instead="The costs did not grow as claimed",
         )
         rows = [
             [name, f"{line[0].parameters:,}", *(f"{one.flops:,}" for one in line), *(f"{one.chain}" for one in line)]
             for name, line in costs.items()
         ]
         of_tokens = [f"{what}, T {tokens}" for what in ("FLOPs", "chain") for tokens in self.tokens]
-        sections = (
-            curve("Symbols named right, by distance", "places back", "share", distances, right, {"chance": chance}),
-            line_table("Layers that connect two tokens, by their gradients; one of attention does", "tokens apart",
-                       self.apart, layers, "g"),
-            TableSection(f"Costs of {self.layers} layers, and of one of the others, at width {self.width}",
-                         ("layers of", "parameters", *of_tokens), rows),
-        )  # fmt: skip
-        return self.result(conclusion, sections)
+        yield curve("Symbols named right, by distance", "places back", "share", distances, right, {"chance": chance})
+        title = "Layers that connect two tokens, by their gradients; one of attention does"
+        yield line_table(title, "tokens apart", self.apart, layers, "g")
+        title = f"Costs of {self.layers} layers, and of one of the others, at width {self.width}"
+        yield TableSection(title, ("layers of", "parameters", *of_tokens), rows)
 
     def _stack(self, name: str, layers: int, outputs: int, seed: int) -> Convolutions:
         with torch.random.fork_rng():

@@ -17,25 +17,14 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
+from . import generated_tasks as tasks
 from .bounds import rounded_down, rounded_up
-from .generated_tasks import (
-    LAST,
-    GeneratedTask,
-    Places,
-    ShuffledTask,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    mean_steps,
-    redraw,
-    train,
-    training_curve,
-)
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
+from .generated_tasks import LAST, GeneratedTask, Places, ShuffledTask, TrainedRun, TrainingBudget
+from .lab import Check, Clauses, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import block, decoder, geometric_mean, line_table, power
 
 PlacementRuns = dict[tuple[str, str, int], list[TrainedRun]]
@@ -61,7 +50,7 @@ class StackLab(Lab):
         return Places(self.symbols, self.length, (0,))
 
     def trained(self, module: nn.Transformer, task: GeneratedTask, seed: int, warmup: float = 0.0) -> TrainedRun:
-        return train(module, task, TrainingBudget(self.steps, self.rows, self.rate, warmup), seed)
+        return tasks.train(module, task, TrainingBudget(self.steps, self.rows, self.rate, warmup), seed)
 
     def drawn(
         self, placement: str, depth: int, seed: int, std: float, *, written: float | None = None
@@ -76,7 +65,7 @@ class StackLab(Lab):
         blocks = [block(self.width, HEADS, 2 * self.width, norms=norms)] * depth
         positions = SinusoidalSpec(width=self.width)
         module = nn.new(decoder(self.symbols, blocks, embedded=positions, final_norm=norms.pre), seed)
-        redraw(module, seed, std, written=written)
+        tasks.redraw(module, seed, std, written=written)
         return module
 
 
@@ -107,50 +96,41 @@ class NormPlacementLab(StackLab):
         shuffled = self._train(PRE, WITHOUT, self.depths[0], ShuffledTask(self.task), setup.seed)
         return self.result(self._conclusion(runs, shuffled), self._sections(runs))
 
-    def _conclusion(self, runs: PlacementRuns, shuffled: TrainedRun) -> Conclusion:
+    def _conclusion(self, runs: PlacementRuns, shuffled: TrainedRun) -> Clauses:
         learned = {key: [run.learned for run in own] for key, own in runs.items()}
         worst = min(min(own) for (name, _, _), own in learned.items() if name == PRE)
         apart = [learned[PRE, WITH, depth][0] - learned[PRE, WITHOUT, depth][0] for depth in self.depths]
         without, with_ = (learned[POST, rise, self.moderate] for rise in (WITHOUT, WITH))
         counts = [sum(own >= LEARNED for own in some) for some in (without, with_)]
         ended = [f"{count} of {self.draws}" for count in counts]
-        post = f"post-norm, {self.moderate} layers"
-        clauses = [
-            clause(
-                f"Post-norm of {self.moderate} layers learns at least half of the task from {ended[0]} initializations"
-                f" without a warm-up, and from {ended[1]} with one of {self.warmup:.0%} of the steps: on the mean"
-                f" {fmean(without):.2f} and {fmean(with_):.2f} of it.",
-                Check(f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2),
-                Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
-                Check(f"{post}: initializations that learned, more with a warm-up", counts[1] - counts[0], least=1),
-                instead="That a warm-up decides whether post-norm learns was not seen",
-            ),
-            clause(
-                f"Pre-norm learns at every depth either way ({worst:.1%} of it at the worst). Control: shuffled answers"
-                " are not learned.",
-                Check("pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED),
-                Check(
-                    "control: pre-norm: learned more or less with a warm-up, at the depth where it is most",
-                    max(map(abs, apart)),
-                    most=LEARNED / 2,
-                ),
-                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                instead="Pre-norm needed a warm-up or did not learn, or shuffled answers were learned",
-            ),
-        ]
+        post, pre = f"post-norm, {self.moderate} layers", "control: pre-norm: learned more or less with a warm-up"
+        yield clause(
+            f"Post-norm of {self.moderate} layers learns at least half of the task from {ended[0]} initializations"
+            f" without a warm-up, and from {ended[1]} with one of {self.warmup:.0%} of the steps: on the mean"
+            f" {fmean(without):.2f} and {fmean(with_):.2f} of it.",
+            Check(f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2),
+            Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
+            Check(f"{post}: initializations that learned, more with a warm-up", counts[1] - counts[0], least=1),
+            instead="That a warm-up decides whether post-norm learns was not seen",
+        )
+        yield clause(
+            f"Pre-norm learns at every depth either way ({worst:.1%} of it at the worst). Control: shuffled answers"
+            " are not learned.",
+            Check("pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED),
+            Check(f"{pre}, at the depth where it is most", max(map(abs, apart)), most=LEARNED / 2),
+            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+            instead="Pre-norm needed a warm-up or did not learn, or shuffled answers were learned",
+        )
         if (deep := self.depths[-1]) > self.moderate:
             best = max(learned[POST, rise, deep][0] for rise in (WITHOUT, WITH))
             most = min(learned[PRE, rise, deep][0] for rise in (WITHOUT, WITH))
-            clauses.append(
-                clause(
-                    f"In {deep} layers this warm-up is not enough: post-norm learned {rounded_up(best, '.2f')} at most"
-                    f" with and without it, pre-norm {rounded_down(most, '.2f')} at least.",
-                    Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),
-                    Check(f"pre-norm, {deep} layers: learned, the worse of both", most, least=LEARNED),
-                    instead="The deepest stacks did not go as claimed",
-                )
+            yield clause(
+                f"In {deep} layers this warm-up is not enough: post-norm learned {rounded_up(best, '.2f')} at most"
+                f" with and without it, pre-norm {rounded_down(most, '.2f')} at least.",
+                Check(f"post-norm, {deep} layers: learned, the better of both", best, most=LEARNED),
+                Check(f"pre-norm, {deep} layers: learned, the worse of both", most, least=LEARNED),
+                instead="The deepest stacks did not go as claimed",
             )
-        return tuple(clauses)
 
     def stack(self, name: str, depth: int, seed: int) -> nn.Transformer:
         """A decoder of `depth` blocks with norms placed as `name` says; what writes to the stream is not scaled."""
@@ -159,17 +139,15 @@ class NormPlacementLab(StackLab):
     def _train(self, name: str, rise: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
         return self.trained(self.stack(name, depth, seed), task, seed, self.warmup if rise == WITH else 0.0)
 
-    def _sections(self, runs: PlacementRuns) -> tuple[TableSection, Curve]:
+    def _sections(self, runs: PlacementRuns) -> Sections:
         ends, shown = dict[str, list[float]](), dict[str, TrainedRun]()
         for name, rise in COLUMNS:
             ends[f"{name}, {rise}"] = [fmean(run.end for run in runs[name, rise, depth]) for depth in self.depths]
             shown[f"{name}, {rise}"] = runs[name, rise, self.moderate][0]
         guess = shown[f"{PRE}, {WITHOUT}"].guess
         title = f"Nats a symbol after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
-        return (
-            line_table(title, "layers", self.depths, ends, ".2f"),
-            training_curve(f"{self.moderate} layers in training", "nats a symbol", shown),
-        )
+        yield line_table(title, "layers", self.depths, ends, ".2f")
+        yield tasks.training_curve(f"{self.moderate} layers in training", "nats a symbol", shown)
 
 
 SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.02", "all 4 times larger", "0"
@@ -206,7 +184,7 @@ class ResidualScalingLab(StackLab):
             " layers themselves, so unscaled stacks are slow here and do not fail. One width, one learning rate.",
         )
 
-    def _conclusion(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> Conclusion:
+    def _conclusion(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> Clauses:
         """The variances of L independent sublayers add up: unscaled they grow as L, scaled they do not.  A delay counts
         from the first step."""
         shallow, deep, most = self.depths[0], self.depths[-1], self.untrained[-1]
@@ -217,34 +195,32 @@ class ResidualScalingLab(StackLab):
         half, soonest = {way: f"{steps:.0f}" for way, steps in halves.items()}, min(WAYS, key=lambda way: halves[way])
         ends = {way: fmean(run.learned for run in runs[way, deep]) for way in WAYS}
         grows, later = "the stream's variance before training grows as depth to the power", "steps later than scaled"
-        return (
-            clause(
-                "The variances of what the sublayers add sum up: a new stack of"
-                f" {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance of its embedding, and with"
-                f" {growth[SCALED][-1]:.1f} times where the matrices that write are divided by √(2L).",
-                Check(f"not scaled: {grows}", plain, least=0.5, most=1.5),
-                Check(f"scaled: {grows}", scaled, least=-0.25, most=0.25),
-                instead="The stream of new stacks did not grow as claimed",
-            ),
-            clause(
-                f"Trained, {deep} layers learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]}"
-                f" unscaled; in {shallow} layers, where there is little to scale, the delay is {early:.0f} steps.",
-                Check(f"scaled, {deep} layers: learned", ends[SCALED], least=LEARNED),
-                Check(f"not scaled, {deep} layers: {later} to learn half", late[PLAIN], least=LAST / 2),
-                Check(f"control: delay at {deep} layers less that at {shallow}, steps", late[PLAIN] - early, least=1.0),
-                instead="That scaling makes deep stacks learn sooner was not seen",
-            ),
-            clause(
-                f"Neither is later than scaled: layers that begin by adding nothing ({half[ZERO]} steps), and at this"
-                f" width all matrices with 0.02 ({half[FIXED]}). Soonest of all is: {soonest}. Matrices 4 times too"
-                f" large learn {ends[LARGE]:.0%} of the task.",
-                Check(f"outputs that begin at 0, {deep} layers: {later}", late[ZERO], most=0.0),
-                Check(f"all 0.02, {deep} layers: {later}", late[FIXED], most=0.0),
-                Check(f"these two, {deep} layers: learned, the least", min(ends[ZERO], ends[FIXED]), least=LEARNED),
-                Check(f"all 4 times larger, {deep} layers: learned", ends[LARGE], most=LEARNED),
-                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                instead="The other ways to begin did not go as claimed",
-            ),
+        yield clause(
+            "The variances of what the sublayers add sum up: a new stack of"
+            f" {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance of its embedding, and with"
+            f" {growth[SCALED][-1]:.1f} times where the matrices that write are divided by √(2L).",
+            Check(f"not scaled: {grows}", plain, least=0.5, most=1.5),
+            Check(f"scaled: {grows}", scaled, least=-0.25, most=0.25),
+            instead="The stream of new stacks did not grow as claimed",
+        )
+        yield clause(
+            f"Trained, {deep} layers learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]}"
+            f" unscaled; in {shallow} layers, where there is little to scale, the delay is {early:.0f} steps.",
+            Check(f"scaled, {deep} layers: learned", ends[SCALED], least=LEARNED),
+            Check(f"not scaled, {deep} layers: {later} to learn half", late[PLAIN], least=LAST / 2),
+            Check(f"control: delay at {deep} layers less that at {shallow}, steps", late[PLAIN] - early, least=1.0),
+            instead="That scaling makes deep stacks learn sooner was not seen",
+        )
+        yield clause(
+            f"Neither is later than scaled: layers that begin by adding nothing ({half[ZERO]} steps), and at this"
+            f" width all matrices with 0.02 ({half[FIXED]}). Soonest of all is: {soonest}. Matrices 4 times too"
+            f" large learn {ends[LARGE]:.0%} of the task.",
+            Check(f"outputs that begin at 0, {deep} layers: {later}", late[ZERO], most=0.0),
+            Check(f"all 0.02, {deep} layers: {later}", late[FIXED], most=0.0),
+            Check(f"these two, {deep} layers: learned, the least", min(ends[ZERO], ends[FIXED]), least=LEARNED),
+            Check(f"all 4 times larger, {deep} layers: learned", ends[LARGE], most=LEARNED),
+            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+            instead="The other ways to begin did not go as claimed",
         )
 
     def stack(self, way: str, depth: int, seed: int) -> nn.Transformer:
@@ -258,7 +234,7 @@ class ResidualScalingLab(StackLab):
         return self.trained(self.stack(way, depth, seed), task, seed)
 
     def _half(self, runs: Sequence[TrainedRun]) -> float:
-        return mean_steps(runs, LEARNED, self.steps)
+        return tasks.mean_steps(runs, LEARNED, self.steps)
 
     @torch.no_grad()
     def _growth(self, way: str, depth: int, task: GeneratedTask, seed: int) -> float:
@@ -268,11 +244,11 @@ class ResidualScalingLab(StackLab):
         streams: list[Tensor] = []
         module.decoder.blocks[0].register_forward_hook(lambda _, inputs, __: streams.append(inputs[0]))
         module.decoder.blocks[-1].register_forward_hook(lambda _, __, output: streams.append(output))
-        final(module, collate(held_out_rows(task, self.rows, seed)))
+        final(module, collate(tasks.held_out_rows(task, self.rows, seed)))
         first, last = streams
         return float(last.var() / first.var())
 
-    def _sections(self, runs: ScalingRuns) -> tuple[TableSection, Curve]:
+    def _sections(self, runs: ScalingRuns) -> Sections:
         deep, depths = self.depths[-1], self.depths
         rows = [
             [way, *(f"{self._half(runs[way, depth]):.0f}" for depth in depths)]
@@ -281,7 +257,6 @@ class ResidualScalingLab(StackLab):
         ]
         columns = [f"{what}, {depth} layers" for what in ("steps to half", "nats") for depth in depths]
         title = f"{self.steps} steps; a guess has {runs[SCALED, deep][0].guess:.2f} nats, the best is 0"
-        return (
-            TableSection(title, ("what writes to the stream", *columns), rows),
-            training_curve(f"{deep} layers in training", "nats a symbol", {way: runs[way, deep][0] for way in WAYS}),
-        )
+        yield TableSection(title, ("what writes to the stream", *columns), rows)
+        first = {way: runs[way, deep][0] for way in WAYS}
+        yield tasks.training_curve(f"{deep} layers in training", "nats a symbol", first)

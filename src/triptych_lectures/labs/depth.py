@@ -10,7 +10,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, size
 from .small_models import block, curve, decoder, examples, geometric_mean, growth, line_table, power
 
 VOCAB = 97
@@ -27,7 +27,7 @@ class DepthLab(Lab):
     rows: int = size(4, "rows of an untrained stack's batch")
     tokens: int = size(32, "tokens of each of these rows")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         depths, deep = self.depths, self.depths[-1]
         gradients: dict[str, list[tuple[float, float]]] = {}
         for name in STACKS:
@@ -39,45 +39,40 @@ class DepthLab(Lab):
         arriving = {name: arrives[name][-1] for name in STACKS}
         over = f"{deep} layers: gradient at the first block over the last"
         top = "the last block's gradient grows as depth to the power"
-        conclusion = (
-            clause(
-                "x + f(x) adds the gradient as it is to what f passes on: with a residual stream the first of"
-                f" {deep} blocks gets {arriving['pre-norm']:.2g} times the gradient of the last under pre-norm and"
-                f" {arriving['post-norm']:.2g} times under post-norm.",
-                Check(f"pre-norm, {over}", arriving["pre-norm"], least=0.5, most=float(deep)),
-                Check(f"post-norm, {over}", arriving["post-norm"], least=1 / deep, most=float(deep)),
-                instead="The residual stream did not keep the size of the gradient",
-            ),
-            clause(
-                f"Without the stream each layer multiplies what passes: {fall:.2f} of it is left after each, and {deep}"
-                f" layers leave {arriving['no residual']:.0e}.",
-                Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
-                instead="The gradient arrived without the residual stream",
-            ),
-            clause(
-                "With a norm before each sublayer the gradient does not vanish without the addition either:"
-                f" {arriving['no residual, with norms']:.2g} of the last arrives at the first. So its size alone is not"
-                " what the stream is for.",
-                Check(f"no residual, with norms, {over}", arriving["no residual, with norms"], 1 / deep, float(deep)),
-                Check(f"control: no residual, without norms, {over}", arriving["no residual"], most=0.8 ** (deep - 1)),
-                instead="That norms alone keep the size of the gradient, and nothing else, was not seen",
-            ),
-            clause(
-                "What the placement of the norm changes is the top: under pre-norm the gradient of the last block's"
-                f" weights falls with depth L as L to the power {goes['pre-norm']:.2f}, near the 1/√L of Xiong et al.;"
-                f" under post-norm it does not ({goes['post-norm']:+.2f}).",
-                Check(f"pre-norm: {top}", goes["pre-norm"], -0.7, -0.25),
-                Check(f"post-norm: {top}", goes["post-norm"], -0.15, 0.2),
-                instead="The placement of the norm did not decide what the last block gets",
-            ),
+        yield clause(
+            "x + f(x) adds the gradient as it is to what f passes on: with a residual stream the first of"
+            f" {deep} blocks gets {arriving['pre-norm']:.2g} times the gradient of the last under pre-norm and"
+            f" {arriving['post-norm']:.2g} times under post-norm.",
+            Check(f"pre-norm, {over}", arriving["pre-norm"], least=0.5, most=float(deep)),
+            Check(f"post-norm, {over}", arriving["post-norm"], least=1 / deep, most=float(deep)),
+            instead="The residual stream did not keep the size of the gradient",
+        )
+        yield clause(
+            f"Without the stream each layer multiplies what passes: {fall:.2f} of it is left after each, and {deep}"
+            f" layers leave {arriving['no residual']:.0e}.",
+            Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
+            instead="The gradient arrived without the residual stream",
+        )
+        yield clause(
+            "With a norm before each sublayer the gradient does not vanish without the addition either:"
+            f" {arriving['no residual, with norms']:.2g} of the last arrives at the first. So its size alone is not"
+            " what the stream is for.",
+            Check(f"no residual, with norms, {over}", arriving["no residual, with norms"], 1 / deep, float(deep)),
+            Check(f"control: no residual, without norms, {over}", arriving["no residual"], most=0.8 ** (deep - 1)),
+            instead="That norms alone keep the size of the gradient, and nothing else, was not seen",
+        )
+        yield clause(
+            "What the placement of the norm changes is the top: under pre-norm the gradient of the last block's"
+            f" weights falls with depth L as L to the power {goes['pre-norm']:.2f}, near the 1/√L of Xiong et al.;"
+            f" under post-norm it does not ({goes['post-norm']:+.2f}).",
+            Check(f"pre-norm: {top}", goes["pre-norm"], -0.7, -0.25),
+            Check(f"post-norm: {top}", goes["post-norm"], -0.15, 0.2),
+            instead="The placement of the norm did not decide what the last block gets",
         )
         ratio = "Gradient at the first block over that at the last"
-        sections = (
-            line_table(f"{ratio}, before training", "layers", depths, arrives, ".2g"),
-            curve("Arriving at the first block, over the last", "layers", "ratio of norms", depths, arrives, log="xy"),
-            curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy"),
-        )
-        return self.result(conclusion, sections)
+        yield line_table(f"{ratio}, before training", "layers", depths, arrives, ".2g")
+        yield curve("Arriving at the first block, over the last", "layers", "ratio of norms", depths, arrives, log="xy")
+        yield curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy")
 
     def _measure(self, name: str, depth: int, seed: int) -> tuple[float, float]:
         """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),

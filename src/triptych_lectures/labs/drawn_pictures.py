@@ -29,7 +29,7 @@ from triptych.train.data import EpochRows, HiddenWords
 from triptych.train.image_tasks import CaptionExample, in_memory, labelled_images
 from triptych.train.labelled import ClassLoss
 from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes, shapes
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Lab, LabResult, Setup, clause, size
 from .small_models import Points, fit, share_table
 
 # The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
@@ -293,7 +293,7 @@ class ImageLabelsLab(Lab):
     width: int = size(48, f"numbers of a vector, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(2, "layers")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         setup.progress(f"drawing {self.pictures:,} pictures")
         train, held = shapes(self.pictures, setup.seed), shapes(self.judged, setup.seed + 1)
         right, wanted = (np.array([SHAPES.index(shape) for _, shape in side]) for side in (train, held))
@@ -315,27 +315,22 @@ class ImageLabelsLab(Lab):
         }
         shares = {name: float((guess == wanted).mean()) for name, guess in named.items()}
         vit, control_right, linear, commonest = (shares[name] for name in reversed(named))
-        conclusion = (
-            clause(
-                "The objects lie in any place, so that single pixels say little of the shape: a linear model of the"
-                f" pixels is right on {linear:.0%} of new pictures, the commonest shape on {commonest:.0%}.",
-                Check("linear model: shapes right, above the commonest shape", linear - commonest, most=0.2),
-                instead="Weights of single pixels tell the shapes apart",
-            ),
-            clause(
-                f"The ViT, whose attention compares patches, is right on {vit:.0%}. Control: trained on shuffled"
-                f" labels, on {control_right:.0%}.",
-                Check("shapes right", vit, least=0.9),
-                Check("more than the better of the two", vit - max(commonest, linear), least=0.3),
-                Check("control: above the commonest shape", control_right - commonest, most=0.1),
-                instead="The ViT did not learn the shapes from the pictures, or the control learned them too",
-            ),
+        yield clause(
+            "The objects lie in any place, so that single pixels say little of the shape: a linear model of the"
+            f" pixels is right on {linear:.0%} of new pictures, the commonest shape on {commonest:.0%}.",
+            Check("linear model: shapes right, above the commonest shape", linear - commonest, most=0.2),
+            instead="Weights of single pixels tell the shapes apart",
         )
-        sections = (
-            share_table("Shapes right", ("who names them", "share"), shares),
-            Curve("Training", "step", "nats an image", {"loss": losses}, {}),
+        yield clause(
+            f"The ViT, whose attention compares patches, is right on {vit:.0%}. Control: trained on shuffled"
+            f" labels, on {control_right:.0%}.",
+            Check("shapes right", vit, least=0.9),
+            Check("more than the better of the two", vit - max(commonest, linear), least=0.3),
+            Check("control: above the commonest shape", control_right - commonest, most=0.1),
+            instead="The ViT did not learn the shapes from the pictures, or the control learned them too",
         )
-        return self.result(conclusion, sections)
+        yield share_table("Shapes right", ("who names them", "share"), shares)
+        yield Curve("Training", "step", "nats an image", {"loss": losses}, {})
 
     def trained(self, side: Side, labels: NDArray[np.integer], seed: int) -> tuple[Model, Points]:
         """A ViT trained on pictures with these labels, and (step, loss in nats)."""

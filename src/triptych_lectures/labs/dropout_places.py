@@ -14,23 +14,13 @@ from torch import Tensor
 from torch import nn as torch_nn
 
 from triptych import nn, ops
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.spec import BlockSpec, ModelSpec, RMSNormSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
-from .generated_tasks import (
-    GeneratedTask,
-    Places,
-    ShuffledTask,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    logits,
-    right,
-    train,
-    training_curve,
-)
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
+from . import generated_tasks as tasks
+from .generated_tasks import GeneratedTask, Places, ShuffledTask, TrainedRun, TrainingBudget
+from .lab import Check, Clauses, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import block, decoder
 
 NONE, WEIGHTS, OUTPUTS, EMBEDDINGS, STREAM = (
@@ -93,39 +83,37 @@ class DropoutPlacesLab(Lab):
         same = self._apart(setup.seed)
         return self.result(self._conclusion(stacks, shuffled.right, same), self._sections(stacks))
 
-    def _conclusion(self, stacks: Stacks, shuffled: float, same: float) -> Conclusion:
+    def _conclusion(self, stacks: Stacks, shuffled: float, same: float) -> Clauses:
         shallow, deep = self.depths[0], self.depths[-1]
         none, stream, early = (stacks[own] for own in ((NONE, deep), (STREAM, deep), (STREAM, shallow)))
         cost = {place: none.right - stacks[place, deep].right for place in USUAL}
         most, closer = max(cost.values(), key=abs), stacks[OUTPUTS, deep].cosine - stream.cosine
         apart = max(stacks[place, deep].cosine for place in USUAL)
         shown = ", ".join(f"{place} {stacks[place, deep].right:.0%}" for place in USUAL)
-        return (
-            clause(
-                f"In {deep} layers dropout of {self.dropped:g} at the usual places changes little: {shown} right, and"
-                f" {none.right:.0%} without dropout.",
-                Check(f"no dropout, {deep} layers: right", none.right, least=0.9),
-                Check(f"usual places, {deep} layers: right less than without, furthest from 0", most, -0.1, 0.1),
-                Check("usual places: cosine of two passes of a new stack, the largest", apart, most=1 - 1e-3),
-                instead="The usual places were not alike or dropped nothing, or the task was not learned",
-            ),
-            clause(
-                "What must not be dropped is the residual stream itself, the sum in place of what is added:"
-                f" {stream.right:.0%} right with {deep} layers, {early.right:.0%} with {shallow}. Its zeros multiply"
-                f" over {2 * deep} sums: two passes of one row through a new stack end with a cosine of"
-                f" {stream.cosine:.2f}, with dropout on the outputs {stacks[OUTPUTS, deep].cosine:.2f}.",
-                Check(f"residual stream, {deep} layers: right less than without", none.right - stream.right, 0.25),
-                Check(f"control: residual stream, {shallow} layers: right", early.right, least=0.5),
-                Check("cosine of two passes: outputs, more than the stream", closer, least=0.25),
-                instead="That depth does not bear dropout on the stream was not seen",
-            ),
-            clause(
-                f"Controls: without dropout the changed block computes what the usual one does; trained on shuffled"
-                f" answers {shuffled:.0%} are right, by chance.",
-                Check("control: logits of the two blocks without dropout, largest difference", same, most=1e-4),
-                Check("control: right, trained on shuffled answers", shuffled, most=1 / self.symbols + 0.1),
-                instead="The control did not hold",
-            ),
+        yield clause(
+            f"In {deep} layers dropout of {self.dropped:g} at the usual places changes little: {shown} right, and"
+            f" {none.right:.0%} without dropout.",
+            Check(f"no dropout, {deep} layers: right", none.right, least=0.9),
+            Check(f"usual places, {deep} layers: right less than without, furthest from 0", most, -0.1, 0.1),
+            Check("usual places: cosine of two passes of a new stack, the largest", apart, most=1 - 1e-3),
+            instead="The usual places were not alike or dropped nothing, or the task was not learned",
+        )
+        yield clause(
+            "What must not be dropped is the residual stream itself, the sum in place of what is added:"
+            f" {stream.right:.0%} right with {deep} layers, {early.right:.0%} with {shallow}. Its zeros multiply"
+            f" over {2 * deep} sums: two passes of one row through a new stack end with a cosine of"
+            f" {stream.cosine:.2f}, with dropout on the outputs {stacks[OUTPUTS, deep].cosine:.2f}.",
+            Check(f"residual stream, {deep} layers: right less than without", none.right - stream.right, 0.25),
+            Check(f"control: residual stream, {shallow} layers: right", early.right, least=0.5),
+            Check("cosine of two passes: outputs, more than the stream", closer, least=0.25),
+            instead="That depth does not bear dropout on the stream was not seen",
+        )
+        yield clause(
+            f"Controls: without dropout the changed block computes what the usual one does; trained on shuffled"
+            f" answers {shuffled:.0%} are right, by chance.",
+            Check("control: logits of the two blocks without dropout, largest difference", same, most=1e-4),
+            Check("control: right, trained on shuffled answers", shuffled, most=1 / self.symbols + 0.1),
+            instead="The control did not hold",
         )
 
     def stack(self, place: str, depth: int, seed: int) -> nn.Transformer:
@@ -149,22 +137,22 @@ class DropoutPlacesLab(Lab):
 
     def _trained(self, place: str, depth: int, task: GeneratedTask, seed: int) -> DroppedStack:
         module = self.stack(place, depth, seed)
-        rows = held_out_rows(task, self.tested, seed)
+        rows = tasks.held_out_rows(task, self.tested, seed)
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(seed)
             module.train()
             one, other = (final(module, collate(rows[:8])) for _ in range(2))
         cosine = float(torch_nn.functional.cosine_similarity(one, other, dim=-1).mean())
-        run = train(module, task, TrainingBudget(self.steps, self.rows, self.rate), seed)
-        return DroppedStack(run, right(module.eval(), rows), cosine)
+        run = tasks.train(module, task, TrainingBudget(self.steps, self.rows, self.rate), seed)
+        return DroppedStack(run, tasks.right(module.eval(), rows), cosine)
 
     def _apart(self, seed: int) -> float:
         """The largest difference of logits of the block that drops the stream and the usual one without dropout."""
-        rows = held_out_rows(self.task, 2, seed)
+        rows = tasks.held_out_rows(self.task, 2, seed)
         one, other = (self.stack(place, self.depths[0], seed).eval() for place in (NONE, STREAM))
-        return float((logits(one, rows) - logits(other, rows)).abs().max())
+        return float((tasks.logits(one, rows) - tasks.logits(other, rows)).abs().max())
 
-    def _sections(self, stacks: Stacks) -> tuple[TableSection, Curve]:
+    def _sections(self, stacks: Stacks) -> Sections:
         whats = ("right", "nats in training", "cosine before")
         columns = [f"{what}, {depth} layers" for what, depth in product(whats, self.depths)]
         rows = []
@@ -175,7 +163,5 @@ class DropoutPlacesLab(Lab):
         chance = f"{1 / self.symbols:.0%} are right by chance"
         title = f"After {self.steps} steps with dropout of {self.dropped:g}, tested without; {chance}"
         runs = {place: stacks[place, self.depths[-1]].run for place in PLACES}
-        return (
-            TableSection(title, ("dropout on", *columns), rows),
-            training_curve(f"{self.depths[-1]} layers in training", "nats a symbol", runs),
-        )
+        yield TableSection(title, ("dropout on", *columns), rows)
+        yield tasks.training_curve(f"{self.depths[-1]} layers in training", "nats a symbol", runs)

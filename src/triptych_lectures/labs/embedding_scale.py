@@ -15,19 +15,10 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.page import TableSection
 from triptych.spec import RMSNormSpec, SinusoidalSpec
+from . import generated_tasks as tasks
 from .bounds import rounded_down
-from .generated_tasks import (
-    LAST,
-    GeneratedTask,
-    Places,
-    ShuffledTask,
-    TrainedRun,
-    TrainingBudget,
-    mean_steps,
-    train,
-    training_curve,
-)
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
+from .generated_tasks import LAST, GeneratedTask, Places, ShuffledTask, TrainedRun, TrainingBudget
+from .lab import Check, Clauses, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import block, decoder
 
 SMALL, UNIT, LARGE = "0.02", "1/√d", "1"  # standard deviations of the tokens' numbers
@@ -66,7 +57,7 @@ class EmbeddingScaleLab(Lab):
         shuffled = self._train(UNIT, True, ShuffledTask(order), setup.seed)
         return self.result(self._conclusion(shares, runs, alone, shuffled), self._sections(shares, runs))
 
-    def _conclusion(self, shares: Shares, runs: Runs, alone: list[float], shuffled: TrainedRun) -> Conclusion:
+    def _conclusion(self, shares: Shares, runs: Runs, alone: list[float], shuffled: TrainedRun) -> Clauses:
         share = {case: own[-1] for case, own in shares.items()}
         half = {case: self._half(own) for case, own in runs.items()}
         sooner = {name: half[name, False] - half[name, True] for name in DEVIATIONS}
@@ -76,47 +67,45 @@ class EmbeddingScaleLab(Lab):
         soonest = min(half[case] for case in small)
         least = min(fmean(run.learned for run in runs[case]) for case in small)
         d, later = self.widths[-1], "steps sooner with √d to learn half"
-        return (
-            clause(
-                f"Beside sinusoids of width {d}, tokens drawn with 1/√d are {share[UNIT, False]:.1%} of what the first"
-                f" norm gives, and {share[UNIT, True]:.0%} with √d. Drawn with 0.02 they are {share[SMALL, False]:.2%}"
-                f" and {share[SMALL, True]:.0%}; with 1, {share[LARGE, False]:.0%} and {share[LARGE, True]:.1%}: then"
-                " √d leaves almost nothing of the positions.",
-                Check(f"1/√d, d {d}, no √d: share of the token", share[UNIT, False], most=0.1),
-                Check(f"1/√d, d {d}, √d: share of the token", share[UNIT, True], least=0.5, most=0.8),
-                Check(f"1, d {d}, no √d: share of the token", share[LARGE, False], least=0.5, most=0.8),
-                Check(f"1, d {d}, √d: share of the token", share[LARGE, True], least=0.95),
-                instead="√d did not decide the share of the token",
-            ),
-            clause(
-                f"Naming the symbol one place back is half learned after {half[UNIT, True]:.0f} steps with √d and"
-                f" {half[UNIT, False]:.0f} without where tokens are drawn with 1/√d, after {half[SMALL, True]:.0f} and"
-                f" {half[SMALL, False]:.0f} with 0.02.",
-                Check(f"1/√d: {later}", sooner[UNIT], least=float(LAST)),
-                Check(f"0.02: {later}", sooner[SMALL], least=float(LAST)),
-                instead="That √d makes small tokens learn sooner was not seen",
-            ),
-            clause(
-                f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
-                f" {half[LARGE, True]:.0f} with it. The factor is no rule of its own: tokens of the size of the"
-                f" positions, 1 without √d and 1/√d with it, learn half soonest ({matched[0]:.0f} and {matched[1]:.0f}"
-                f" steps); smaller ones come later, and end no lower than {rounded_down(least, '.2f')} of the task.",
-                Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
-                Check("these two: share of the token less 2/3, where sizes are equal", off, -0.15, 0.15),
-                Check("1 without √d, later than 1/√d with it", matched[0] - matched[1], -LAST, LAST),
-                Check("steps of smaller tokens to half, beyond these two", soonest - max(matched), least=1),
-                Check("smaller tokens: learned at the end, the least", least, least=0.5),
-                instead="That tokens of the size of the positions learn soonest was not seen",
-            ),
-            clause(
-                f"Controls: where the answer is the symbol at hand and the order does not matter, tokens drawn"
-                f" with 1 learn half {alone[1] - alone[0]:.0f} steps later with √d than without; shuffled answers"
-                " are not learned.",
-                Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
-                Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
-                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                instead="A control did not hold",
-            ),
+        yield clause(
+            f"Beside sinusoids of width {d}, tokens drawn with 1/√d are {share[UNIT, False]:.1%} of what the first"
+            f" norm gives, and {share[UNIT, True]:.0%} with √d. Drawn with 0.02 they are {share[SMALL, False]:.2%}"
+            f" and {share[SMALL, True]:.0%}; with 1, {share[LARGE, False]:.0%} and {share[LARGE, True]:.1%}: then"
+            " √d leaves almost nothing of the positions.",
+            Check(f"1/√d, d {d}, no √d: share of the token", share[UNIT, False], most=0.1),
+            Check(f"1/√d, d {d}, √d: share of the token", share[UNIT, True], least=0.5, most=0.8),
+            Check(f"1, d {d}, no √d: share of the token", share[LARGE, False], least=0.5, most=0.8),
+            Check(f"1, d {d}, √d: share of the token", share[LARGE, True], least=0.95),
+            instead="√d did not decide the share of the token",
+        )
+        yield clause(
+            f"Naming the symbol one place back is half learned after {half[UNIT, True]:.0f} steps with √d and"
+            f" {half[UNIT, False]:.0f} without where tokens are drawn with 1/√d, after {half[SMALL, True]:.0f} and"
+            f" {half[SMALL, False]:.0f} with 0.02.",
+            Check(f"1/√d: {later}", sooner[UNIT], least=float(LAST)),
+            Check(f"0.02: {later}", sooner[SMALL], least=float(LAST)),
+            instead="That √d makes small tokens learn sooner was not seen",
+        )
+        yield clause(
+            f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
+            f" {half[LARGE, True]:.0f} with it. The factor is no rule of its own: tokens of the size of the"
+            f" positions, 1 without √d and 1/√d with it, learn half soonest ({matched[0]:.0f} and {matched[1]:.0f}"
+            f" steps); smaller ones come later, and end no lower than {rounded_down(least, '.2f')} of the task.",
+            Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
+            Check("these two: share of the token less 2/3, where sizes are equal", off, -0.15, 0.15),
+            Check("1 without √d, later than 1/√d with it", matched[0] - matched[1], -LAST, LAST),
+            Check("steps of smaller tokens to half, beyond these two", soonest - max(matched), least=1),
+            Check("smaller tokens: learned at the end, the least", least, least=0.5),
+            instead="That tokens of the size of the positions learn soonest was not seen",
+        )
+        yield clause(
+            f"Controls: where the answer is the symbol at hand and the order does not matter, tokens drawn"
+            f" with 1 learn half {alone[1] - alone[0]:.0f} steps later with √d than without; shuffled answers"
+            " are not learned.",
+            Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
+            Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
+            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+            instead="A control did not hold",
         )
 
     def model(self, name: str, scaled: bool, width: int, symbols: int, seed: int) -> nn.Transformer:
@@ -145,10 +134,10 @@ class EmbeddingScaleLab(Lab):
 
     def _train(self, name: str, scaled: bool, task: GeneratedTask, seed: int) -> TrainedRun:
         budget = TrainingBudget(self.steps, self.rows, self.rate)
-        return train(self.model(name, scaled, self.width, self.symbols, seed), task, budget, seed)
+        return tasks.train(self.model(name, scaled, self.width, self.symbols, seed), task, budget, seed)
 
     def _half(self, runs: list[TrainedRun]) -> float:
-        return mean_steps(runs, 0.5, self.steps)
+        return tasks.mean_steps(runs, 0.5, self.steps)
 
     def _sections(self, shares: Shares, runs: Runs) -> Sections:
         learned = {case: fmean(run.learned for run in own) for case, own in runs.items()}
@@ -168,10 +157,8 @@ class EmbeddingScaleLab(Lab):
             "learned at the end",
         )
         first = {f"{case[0]}, {_named(case)}": own[0] for case, own in runs.items()}
-        return (
-            TableSection("Tokens beside sinusoidal positions", ("deviation of tokens", "factor", *columns), rows),
-            training_curve("The symbol one place back, in training", "nats a symbol", first),
-        )
+        yield TableSection("Tokens beside sinusoidal positions", ("deviation of tokens", "factor", *columns), rows)
+        yield tasks.training_curve("The symbol one place back, in training", "nats a symbol", first)
 
 
 def _named(case: Case) -> str:

@@ -24,7 +24,7 @@ from triptych.train import Example
 from triptych.train.objectives import Ids, TokenMasking
 from .counting import products
 from .generated_tasks import GeneratedTask, MarkovRows, TrainedRun, TrainingBudget, train, with_positions
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, ratio, size
+from .lab import Check, Clause, Clauses, Findings, Lab, Setup, clause, ratio, size
 from .left_to_right import logits_at, nats_of_prefixes, next_logits, written
 from .small_models import block, with_mask
 
@@ -48,7 +48,7 @@ class EncoderWritesLab(Lab):
     hidden: float = size(0.15, "share of symbols that are hidden in training", most=0.9)
     tested: int = size(128, "rows that are tested")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         text = MarkovRows(self.symbols, self.length, setup.seed, self.noise, shortest=4)
         steps = {DECODER: self.steps, ENCODER: self.longer * self.steps, LAST: self.longer * self.steps}
         models: dict[str, WritingModel] = {}
@@ -68,12 +68,10 @@ class EncoderWritesLab(Lab):
         ]  # fmt: skip
         header = ("", "steps", "nats of the next symbol", "written by the rule", "filled right")
         losses = {kind: one.run.losses for kind, one in models.items()}
-        sections = (
-            TableSection(f"A text with an entropy of {text.entropy:.2f} nats a symbol", header, rows),
-            Curve("Loss in training", "step", "nats a symbol", losses, {"entropy": text.entropy}),
-        )
-        conclusion = (self._learned(models, best, text), *self._conclusion(models, totals, flops))
-        return self.result(conclusion, sections)
+        yield TableSection(f"A text with an entropy of {text.entropy:.2f} nats a symbol", header, rows)
+        yield Curve("Loss in training", "step", "nats a symbol", losses, {"entropy": text.entropy})
+        yield self._learned(models, best, text)
+        yield from self._conclusion(models, totals, flops)
 
     def _train(self, kind: str, text: MarkovRows, steps: int, seed: int) -> WritingModel:
         """All models have the same parts and sizes, and begin with the same weights."""
@@ -104,42 +102,40 @@ class EncoderWritesLab(Lab):
 
     def _conclusion(
         self, models: Mapping[str, WritingModel], totals: Mapping[str, float], flops: Mapping[str, int]
-    ) -> Conclusion:
+    ) -> Clauses:
         decoder, encoder, last = models.values()
         behind, guess = encoder.nats - decoder.nats, 1 / self.symbols
         by_rule, times = (encoder.follows - guess) / (1 - guess), flops[ENCODER] / flops[DECODER]
         of_last = ratio(last.nats - decoder.nats, behind)
-        return (
-            clause(
-                f"The encoder can write: a mask at the end is filled, and again. {encoder.follows:.0%} of its symbols"
-                f" follow the rule of the text, the decoder's {decoder.follows:.0%}.",
-                Check("written by the encoder after the rule, from a guess, 0, to all, 1", by_rule, least=0.5),
-                Check("written by the decoder after the rule", decoder.follows, least=0.9),
-                instead="The two do not both write by the rule",
-            ),
-            clause(
-                f"But it writes worse: a next symbol costs {encoder.nats:.2f} nats, {behind:.2f} more than the"
-                f" decoder's, though it trained {self.longer} times as long. The missing causal mask is not"
-                " the reason: the same encoder, trained with the last symbol hidden, needs"
-                f" {last.nats:.2f} (control).",
-                Check("nats of a next symbol, encoder less decoder", behind, least=0.1),
-                Check("nats above the decoder, trained for the last symbol over trained as BERT", of_last, most=0.5),
-                instead="It does not write worse for this reason",
-            ),
-            clause(
-                "Its own probabilities, each symbol given all others, are not those of a text: multiplied and summed"
-                f" over all {self.symbols**SUMMED} continuations they are {totals[ENCODER]:.2f} away from 1. The"
-                " decoder's, each given those before, sum to 1.",
-                Check("distance from 1 of the sum over all continuations, encoder", totals[ENCODER], least=0.05),
-                Check("distance from 1 of the sum over all continuations, decoder", totals[DECODER], most=1e-4),
-                instead="The sums are not so",
-            ),
-            clause(
-                "And it keeps no cache, since each new symbol changes all others: a text takes"
-                f" {times:.1f} times the decoder's FLOPs, more with every symbol.",
-                Check("FLOPs of a text, encoder over decoder with its cache", times, self.length / 4),
-                instead="It does not cost that much more",
-            ),
+        yield clause(
+            f"The encoder can write: a mask at the end is filled, and again. {encoder.follows:.0%} of its symbols"
+            f" follow the rule of the text, the decoder's {decoder.follows:.0%}.",
+            Check("written by the encoder after the rule, from a guess, 0, to all, 1", by_rule, least=0.5),
+            Check("written by the decoder after the rule", decoder.follows, least=0.9),
+            instead="The two do not both write by the rule",
+        )
+        yield clause(
+            f"But it writes worse: a next symbol costs {encoder.nats:.2f} nats, {behind:.2f} more than the"
+            f" decoder's, though it trained {self.longer} times as long. The missing causal mask is not"
+            " the reason: the same encoder, trained with the last symbol hidden, needs"
+            f" {last.nats:.2f} (control).",
+            Check("nats of a next symbol, encoder less decoder", behind, least=0.1),
+            Check("nats above the decoder, trained for the last symbol over trained as BERT", of_last, most=0.5),
+            instead="It does not write worse for this reason",
+        )
+        yield clause(
+            "Its own probabilities, each symbol given all others, are not those of a text: multiplied and summed"
+            f" over all {self.symbols**SUMMED} continuations they are {totals[ENCODER]:.2f} away from 1. The"
+            " decoder's, each given those before, sum to 1.",
+            Check("distance from 1 of the sum over all continuations, encoder", totals[ENCODER], least=0.05),
+            Check("distance from 1 of the sum over all continuations, decoder", totals[DECODER], most=1e-4),
+            instead="The sums are not so",
+        )
+        yield clause(
+            "And it keeps no cache, since each new symbol changes all others: a text takes"
+            f" {times:.1f} times the decoder's FLOPs, more with every symbol.",
+            Check("FLOPs of a text, encoder over decoder with its cache", times, self.length / 4),
+            instead="It does not cost that much more",
         )
 
 

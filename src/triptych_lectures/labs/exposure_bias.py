@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.page import TableSection
 from triptych.train import Example
 from .generated_tasks import TrainedRun, TrainingBudget, logits, train, with_positions
-from .lab import Check, Conclusion, Lab, LabResult, Sections, Setup, clause, number, size
+from .lab import Check, Clauses, Lab, LabResult, Sections, Setup, clause, number, size
 from .small_models import block, curve, examples, halves
 
 
@@ -59,7 +59,7 @@ class ExposureBiasLab(Lab):
         others = self.replaced * (1 - 1 / (self.texts * self.length))  # a random token may be the right one
         return 1 - np.power(1 - others, np.arange(self.length, dtype=np.float64))
 
-    def _conclusion(self, written: dict[float, WritingErrors]) -> Conclusion:
+    def _conclusion(self, written: dict[float, WritingErrors]) -> Clauses:
         """Means over the second half of the text.  A model that comes back at once has no errors, one that never does
         those of `never_back`; half of them is much, a quarter little."""
         own, most = "wrong after its own text, over never coming back", self.noises[-1]
@@ -67,30 +67,28 @@ class ExposureBiasLab(Lab):
         (_, after), (_, back), (_, never) = map(halves, (plain.free, noisy.free, self.never_back()))
         first, second = halves(plain.forced)
         undisturbed = max(float(errors.undisturbed.mean()) for errors in written.values())
-        return (
-            clause(
-                f"When none of the tokens that they write is replaced, the worst model has {undisturbed:.1%} of them"
-                " wrong: this does not tell them apart.",
-                Check("control: after its own text, none replaced: wrong, the worst model", undisturbed, most=0.1),
-                instead="A model did not learn its texts",
-            ),
-            clause(
-                f"With {self.replaced:.0%} replaced as a model writes, the one trained on true prefixes is wrong on"
-                f" {after:.0%} of the second half of a text, where one that never comes back would be wrong on"
-                f" {never:.0%}. After true tokens, as many replaced, it stays at {second:.0%}: what adds up is the"
-                " feedback.",
-                Check(f"true prefixes: {own}", after / never, least=0.5),
-                Check("control: true prefixes, after true tokens, over never coming back", second / never, most=0.25),
-                Check("control: true prefixes, after true tokens: wrong more later", second - first, -0.1, 0.1),
-                instead="That errors add up after its own text alone was not seen",
-            ),
-            clause(
-                f"Trained on prefixes of which {most:.0%} is replaced, it comes back: {back:.0%} are wrong, since the"
-                " cue and the place still say what follows.",
-                Check(f"{most:.0%} of the prefixes replaced: {own}", back / never, most=0.25),
-                Check("wrong less than the one trained on true prefixes", after - back, least=0.1),
-                instead="Wrong tokens in the prefixes of training did not help it to come back",
-            ),
+        yield clause(
+            f"When none of the tokens that they write is replaced, the worst model has {undisturbed:.1%} of them"
+            " wrong: this does not tell them apart.",
+            Check("control: after its own text, none replaced: wrong, the worst model", undisturbed, most=0.1),
+            instead="A model did not learn its texts",
+        )
+        yield clause(
+            f"With {self.replaced:.0%} replaced as a model writes, the one trained on true prefixes is wrong on"
+            f" {after:.0%} of the second half of a text, where one that never comes back would be wrong on"
+            f" {never:.0%}. After true tokens, as many replaced, it stays at {second:.0%}: what adds up is the"
+            " feedback.",
+            Check(f"true prefixes: {own}", after / never, least=0.5),
+            Check("control: true prefixes, after true tokens, over never coming back", second / never, most=0.25),
+            Check("control: true prefixes, after true tokens: wrong more later", second - first, -0.1, 0.1),
+            instead="That errors add up after its own text alone was not seen",
+        )
+        yield clause(
+            f"Trained on prefixes of which {most:.0%} is replaced, it comes back: {back:.0%} are wrong, since the"
+            " cue and the place still say what follows.",
+            Check(f"{most:.0%} of the prefixes replaced: {own}", back / never, most=0.25),
+            Check("wrong less than the one trained on true prefixes", after - back, least=0.1),
+            instead="Wrong tokens in the prefixes of training did not help it to come back",
         )
 
     def _train(self, task: RecitedTexts, seed: int) -> tuple[nn.Transformer, TrainedRun]:
@@ -128,10 +126,8 @@ class ExposureBiasLab(Lab):
             + [f"{wrong[-1]:.0%}" for wrong in (own.forced, own.free)]
             for share, own in written.items()
         ]
-        return (
-            curve(title, "token", "share wrong", range(1, self.length + 1), lines),
-            TableSection("What each model writes", (*header, "after its own"), rows),
-        )
+        yield curve(title, "token", "share wrong", range(1, self.length + 1), lines)
+        yield TableSection("What each model writes", (*header, "after its own"), rows)
 
 
 @dataclass(frozen=True)

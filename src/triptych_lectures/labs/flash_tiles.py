@@ -19,7 +19,7 @@ from triptych.spec import causal
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
-from .lab import Check, Ints, Lab, LabResult, Sections, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Sections, Setup, clause, size
 from .small_models import curve, power
 
 RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
@@ -47,7 +47,7 @@ class FlashTilesLab(Lab):
         full=(4096, 8192, 16384, 32768, 65536),
     )
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         random, longest, largest = np.random.default_rng(setup.seed), self.lengths[-1], self.memories[-1]
         setup.progress("comparing results and gradients with the library's")
         values, gradients = differences(random)
@@ -68,42 +68,40 @@ class FlashTilesLab(Lab):
         fast_over_size = max(moved.fast / memory for memory, moved in by_memory.items())
         grows = "slow memory beside the arrays grows as T to the power"
         fewer = "plain over tiles, numbers moved forward"
-        conclusion = (
-            clause(
-                "Softmax can be taken over the keys in pieces: tile by tile, the result and the gradients are those"
-                " of plain attention, to rounding.",
-                Check("largest difference of a result from attend()", values, most=1e-10),
-                Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-                instead="The tiles compute something else",
-            ),
-            clause(
-                "Beside its arrays the tiled way keeps a number or two a query in slow memory; plain attention writes"
-                " T² scores and weights there and reads them again.",
-                Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
-                Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
-                instead="The slow memory does not grow so",
-            ),
-            clause(
-                "The products are the same; what falls is what is moved. A fast memory of twice the size has tiles of"
-                f" twice as many queries, and keys and values are read half as often. With {largest:,} numbers the"
-                f" tiles move {whole / tiles[longest].forward:.1f} times fewer numbers than plain attention.",
-                *(
-                    Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
-                    for way, grown in powers.items()
-                ),
-                Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
-                Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
-                instead="The tiles do not hold and move what they should",
-            ),
-            clause(
-                "Control: with a fast memory of only d² numbers the tiles are so small that they move"
-                f" {small.forward / whole:.1f} times as many.",
-                Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),
-                instead="Even the smallest tiles move fewer",
-            ),
+        yield clause(
+            "Softmax can be taken over the keys in pieces: tile by tile, the result and the gradients are those"
+            " of plain attention, to rounding.",
+            Check("largest difference of a result from attend()", values, most=1e-10),
+            Check("largest difference of a gradient from autograd", gradients, most=1e-10),
+            instead="The tiles compute something else",
         )
-        sections = (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing())
-        return self.result(conclusion, sections)
+        yield clause(
+            "Beside its arrays the tiled way keeps a number or two a query in slow memory; plain attention writes"
+            " T² scores and weights there and reads them again.",
+            Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
+            Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
+            instead="The slow memory does not grow so",
+        )
+        yield clause(
+            "The products are the same; what falls is what is moved. A fast memory of twice the size has tiles of"
+            f" twice as many queries, and keys and values are read half as often. With {largest:,} numbers the"
+            f" tiles move {whole / tiles[longest].forward:.1f} times fewer numbers than plain attention.",
+            *(
+                Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
+                for way, grown in powers.items()
+            ),
+            Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
+            Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
+            instead="The tiles do not hold and move what they should",
+        )
+        yield clause(
+            "Control: with a fast memory of only d² numbers the tiles are so small that they move"
+            f" {small.forward / whole:.1f} times as many.",
+            Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),
+            instead="Even the smallest tiles move fewer",
+        )
+        yield from self._sections({"plain": plain, "tiles": tiles}, by_memory)
+        yield drawing()
 
     def _sections(self, ways: dict[str, dict[int, TrafficCounts]], by_memory: dict[int, TrafficCounts]) -> Sections:
         rows = [
@@ -120,11 +118,9 @@ class FlashTilesLab(Lab):
         over_memory = {way: [getattr(one, way) for one in by_memory.values()] for way in WAYS}
         longest, plain = self.lengths[-1], {"plain, forward": ways["plain"][self.lengths[-1]].forward}
         at_longest = f"Numbers moved at T {longest:,}"
-        return (
-            TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows),
-            curve("Numbers over the length", "T", "numbers", self.lengths, over_t, log="xy"),
-            curve(at_longest, "fast memory", "numbers", by_memory, over_memory, plain, "xy"),
-        )
+        yield TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows)
+        yield curve("Numbers over the length", "T", "numbers", self.lengths, over_t, log="xy")
+        yield curve(at_longest, "fast memory", "numbers", by_memory, over_memory, plain, "xy")
 
 
 class TrafficCounts(NamedTuple):

@@ -17,7 +17,7 @@ from triptych_lectures.data.scenes import Scene, scenes
 from .bounds import rounded_up
 from .drawn_pictures import KINDS, OF_CONTROL, Captioned, CaptionsLab, Words, exact_share, unseen, word_shares
 from .frozen_parts import FrozenParts, Gated, Queried, Sizes, Way
-from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clause, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import parameters
 
 ALONE, WHOLE, MIXED = "text decoder alone", "all weights trained", ", another picture"
@@ -94,7 +94,7 @@ class FrozenCaptionsLab(Lab):
 
     def _sections(
         self, parts: FrozenParts, ways: Sequence[Way], written: dict[str, Words], held: list[Scene]
-    ) -> tuple[TableSection, TableSection, Curve]:
+    ) -> Sections:
         rows = [
             [name, f"{exact_share(words, held):.1%}", *(f"{share:.1%}" for share in word_shares(words, held))]
             for name, words in written.items()
@@ -103,15 +103,13 @@ class FrozenCaptionsLab(Lab):
         costs += [("text decoder, on captions", parameters(parts.text), self.text_steps)]
         costs += [(way.name, way.trained, self.steps) for way in ways]
         costs += [(WHOLE, parts.captioner, self.captioner)]
-        return (
-            TableSection("Captions and words right, of pairs never seen", ("model", "caption", *KINDS), rows),
-            TableSection(
-                f"What each stage costs, in steps of {self.rows} scenes",
-                ("stage", "parameters trained", "of the captioner's", "steps"),
-                [[name, f"{count:,}", f"{count / parts.captioner:.0%}", f"{steps:,}"] for name, count, steps in costs],
-            ),
-            Curve("Training", "step", "nats a word", {way.name: way.losses for way in ways}, {}),
+        yield TableSection("Captions and words right, of pairs never seen", ("model", "caption", *KINDS), rows)
+        yield TableSection(
+            f"What each stage costs, in steps of {self.rows} scenes",
+            ("stage", "parameters trained", "of the captioner's", "steps"),
+            [[name, f"{count:,}", f"{count / parts.captioner:.0%}", f"{steps:,}"] for name, count, steps in costs],
         )
+        yield Curve("Training", "step", "nats a word", {way.name: way.losses for way in ways}, {})
 
 
 def _fixed(gate: float, changed: int) -> Clause:

@@ -12,43 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from triptych import nn
+from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.model import create
 from triptych.nn.inputs import flat
 from triptych.nn.part import Taps
-from triptych.spec import (
-    BlockSpec,
-    EmbedSpec,
-    LearnedSpec,
-    ModelSpec,
-    NormsSpec,
-    RMSNormSpec,
-    StackSpec,
-    attention,
-    full,
-    mlp,
-)
+from triptych.spec import BlockSpec, EmbedSpec, LearnedSpec, ModelSpec, NormsSpec, RMSNormSpec, StackSpec
 from triptych.spec.model import ClassHeadSpec
 from triptych.spec.parts import LinearSpec
 from triptych.text import Tokenizer
-from triptych.train import Example, Optimizer, OptimizerSettings, Schedule
+from triptych.train import Data, Example, Optimizer, OptimizerSettings, Schedule
 from triptych.train.data import EpochRows
 from triptych.train.image_tasks import in_memory, labelled_images
 from triptych.train.labelled import SeveralLoss
 from triptych_lectures.data.scenes import COLOURS, SHAPES, Scene
-from .drawn_pictures import (
-    HEADS,
-    LONGEST,
-    OPTIMIZER,
-    POSITIONS,
-    PREPARATION,
-    SMOOTHING,
-    Captioned,
-    CaptionsLab,
-    Words,
-    caption_rows,
-)
+from . import drawn_pictures
+from .drawn_pictures import HEADS, LONGEST, OPTIMIZER, POSITIONS, PREPARATION, SMOOTHING, Captioned, CaptionsLab, Words
 from .lab import Setup
 from .small_models import Points, fit, parameters
 
@@ -127,18 +106,15 @@ class FrozenParts:
         """A ViT trained on labels: color and shape of the first and of the second object, and how they lie."""
         sizes = self.sizes
         head = ClassHeadSpec(pool="mean", classes=LinearSpec(inputs=WIDTH, outputs=len(LABELS), bias=True))
-        module = nn.new(
-            replace(self.spec, family="vit", decoder=None, head=head, ties={}, context=None), self.setup.seed
-        )
+        alone = replace(self.spec, family="vit", decoder=None, head=head, ties={}, context=None)
+        module = nn.new(alone, self.setup.seed)
         with torch.no_grad():
             module.get_parameter("encoder.embed.position.weight").mul_(POSITIONS)
         goals = np.array([[label in _labels(scene) for label in LABELS] for scene in self.train], dtype=np.int64)
         images = [in_memory(scene.pixels, PREPARATION) for scene in self.train]
         data = EpochRows(tuple(labelled_images(module, images, goals, SeveralLoss(tuple(LABELS)))))
         self.setup.progress(f"training the image encoder on labels for {sizes.label_steps:,} steps")
-        fit(
-            module, data, rows=sizes.rows, length=LONGEST, steps=sizes.label_steps, seed=self.setup.seed, optimizer=FAST
-        )
+        self.fit(module, data, LONGEST, sizes.label_steps, FAST)
         return module.requires_grad_(requires_grad=False)
 
     @cached_property
@@ -151,10 +127,13 @@ class FrozenParts:
         rows = EpochRows(tuple(self._document(scene, random, twice=i % 3 > 0) for i, scene in enumerate(self.train)))
         plain = OPTIMIZER.model_copy(update={"weight_decay": 0.0})
         self.setup.progress(f"training the text decoder on captions for {sizes.text_steps:,} steps")
-        fit(
-            module, rows, rows=sizes.rows, length=CONTEXT, steps=sizes.text_steps, seed=self.setup.seed, optimizer=plain
-        )
+        self.fit(module, rows, CONTEXT, sizes.text_steps, plain)
         return module.requires_grad_(requires_grad=False)
+
+    def fit(self, module: nn.Transformer, data: Data, length: int, steps: int, optimizer: OptimizerSettings) -> Points:
+        """Train `module` in place; (step, loss in nats)."""
+        rows, seed = self.sizes.rows, self.setup.seed
+        return fit(module, data, rows=rows, length=length, steps=steps, seed=seed, optimizer=optimizer)
 
     def _document(self, scene: Scene, random: np.random.Generator, *, twice: bool) -> Example:
         words = self.tokenizer.encode(scene.caption)
@@ -249,24 +228,22 @@ class Gated(Way):
 
     def __init__(self, parts: FrozenParts) -> None:
         whole = parts.block
+        reads = (spec.attention(WIDTH, HEADS, head_width=width, kind="cross") for width in WIDTHS)
         first, second = (
-            replace(
-                block, cross=attention(WIDTH, HEADS, head_width=width, kind="cross"), cross_norm=_gate(whole.cross_norm)
-            )
-            for block, width in zip(parts.blocks, WIDTHS, strict=True)
+            replace(block, cross=cross, cross_norm=_gate(whole.cross_norm))
+            for block, cross in zip(parts.blocks, reads, strict=True)
         )
         blocks = first, replace(second, mlp=whole.mlp, mlp_norm=_gate(whole.mlp_norm))
-        spec = replace(parts.spec, decoder=replace(parts.stack, blocks=blocks))
-        self.model = create(spec, parts.tokenizer, seed=parts.setup.seed)
+        built = replace(parts.spec, decoder=replace(parts.stack, blocks=blocks))
+        self.model = create(built, parts.tokenizer, seed=parts.setup.seed)
         super().__init__(parts, self.model.module)
         for name, own in self.module.named_parameters():
             if name.endswith("norm.out.weight"):
                 own.data.zero_()
 
     def train(self, captions: Sequence[str], steps: int) -> Points:
-        sizes, seed = self.parts.sizes, self.parts.setup.seed
-        data = caption_rows(self.model, self.parts.train, captions, HIDDEN)
-        return fit(self.module, data, rows=sizes.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OF_GATES)
+        data = drawn_pictures.caption_rows(self.model, self.parts.train, captions, HIDDEN)
+        return self.parts.fit(self.module, data, LONGEST, steps, OF_GATES)
 
     def written(self, held: Sequence[Scene]) -> Words:
         return Captioned(self.model, held).written
@@ -286,11 +263,11 @@ class Queried(Way):
     about = "Queries read the picture through one layer of cross-attention and stand before the text as words would"
 
     def __init__(self, parts: FrozenParts) -> None:
-        kinds = {name: replace(kind, mask=full()) for name, kind in parts.stack.kinds.items()}
-        block = replace(parts.block, attn=attention(WIDTH, 2, head_width=8), mlp=mlp(WIDTH, 96, "relu"))
+        kinds = {name: replace(kind, mask=spec.full()) for name, kind in parts.stack.kinds.items()}
+        block = replace(parts.block, attn=spec.attention(WIDTH, 2, head_width=8), mlp=spec.mlp(WIDTH, 96, "relu"))
         reader = replace(parts.stack, embed=parts.embed(None, parts.sizes.queries), kinds=kinds, blocks=(block,))
-        spec = replace(parts.spec, decoder=reader, head=None, ties={}, context=None)
-        super().__init__(parts, nn.new(spec, parts.setup.seed))
+        built = replace(parts.spec, decoder=reader, head=None, ties={}, context=None)
+        super().__init__(parts, nn.new(built, parts.setup.seed))
 
     def takes(self, name: str) -> bool:
         return name.startswith("encoder.")

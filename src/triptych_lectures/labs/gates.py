@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.page import TableSection
 from triptych.train import OptimizerSettings, Schedule
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clauses, Findings, Ints, Lab, Setup, clause, size
 from .small_models import curve, descend, geometric_mean, growth, line_table, power
 
 PLAIN, GRU, ATTENTION = "plain RNN", "GRU", "attention"
@@ -49,7 +49,7 @@ class GatesLab(Lab):
     tested: int = size(200, "new rows that are tested")
     back: Ints = size((8, 16, 32, 64), "steps back, of the gradient", values=3, ascending=True)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         seeds = range(setup.seed * self.starts, (setup.seed + 1) * self.starts)
         before, after, needed = dict[str, list[float]](), dict[str, list[float]](), dict[str, dict[int, int]]()
         tried: dict[str, dict[int, list[float]]] = {}
@@ -77,16 +77,14 @@ class GatesLab(Lab):
         title = f"Steps until {LEARNED:.0%} of new rows are right, at most {self.steps}; -: not learned, or not tried"
         whens, first = ("before training", f"after training at lag {self.lags[0]}"), "of the answer at the first token"
         factors = {when: of.values() for when, of in zip(whens, measured.factors, strict=True)}
-        sections = (
-            line_table(f"What a further step leaves of the gradient {first}", "model", READERS, factors, ".3f"),
-            TableSection(title, header, rows),
-            measured.table,
-            *(
-                curve(f"Gradient {first}, {when}", back, "norm", self.back, of, log="xy")
-                for when, of in zip(whens, (before, after), strict=True)
-            ),
+        yield line_table(f"What a further step leaves of the gradient {first}", "model", READERS, factors, ".3f")
+        yield TableSection(title, header, rows)
+        yield measured.table
+        yield from (
+            curve(f"Gradient {first}, {when}", back, "norm", self.back, of, log="xy")
+            for when, of in zip(whens, (before, after), strict=True)
         )
-        return self.result(measured.conclusion, sections)
+        yield from measured.conclusion
 
     def _reader(self, name: str, seed: int) -> Reader:
         with torch.random.fork_rng():
@@ -233,7 +231,7 @@ class Measured:
         return TableSection(title, ("model", "lag", "learned", "median", "most"), rows)
 
     @property
-    def conclusion(self) -> Conclusion:
+    def conclusion(self) -> Clauses:
         lab, falls = self.lab, power(self.lab.back, self.before[ATTENTION])
         old, new = self.factors
         lag = {name: max(self.needed[name], default=1) for name in RECURRENT}  # 1 needs no memory of a step before
@@ -247,42 +245,38 @@ class Measured:
         counts = {at: self.learned(ATTENTION, at) for at in lab.lags}
         rise = min((PLAIN, GRU, closed), key=lambda name: new[name] - old[name])
         in_order = ", ".join(f"{lag[name]} ({name})" for name in RECURRENT)
-        return (
-            clause(
-                f"Before training each further step leaves {old[PLAIN]:.2f} of the first token's gradient in a plain"
-                f" RNN, {old[GRU]:.2f} in a GRU, and {old[closed]:.2f}, {old[open_]:.2f} and {old[wide]:.2f} in an LSTM"
-                " whose forget bias is 0, 1 and 3: gates help, and their bias says how much.",
-                Check("before training: factor of the gated network with the least, less the plain one's", gates, 0.05),
-                Check("before training: factor with forget bias 1, less with 0", old[open_] - old[closed], 0.05),
-                Check("before training: factor with forget bias 3, less with 1", old[wide] - old[open_], 0.05),
-                instead="The gradient did not tell the networks apart as expected",
-            ),
-            clause(
-                f"With at most {lab.steps} steps, the longest lags learned are {in_order}. For lag {second} the median"
-                f" of {starts} initializations is {plain:g} steps in the plain RNN and {biased:g} with forget bias 1.",
-                Check("longest lag learned, GRU over plain RNN", lag[GRU] / lag[PLAIN], least=2),
-                Check(f"steps for lag {second}, median: plain RNN over forget bias 1", plain / biased, least=2),
-                Check("longest lag learned, forget bias 3 over 0", lag[wide] / lag[closed], least=2),
-                instead="That gates, and open ones more, make longer lags learnable was not seen",
-            ),
-            clause(
-                f"The problem is not eliminated: with as many steps {far} of {starts}"
-                f" initializations of the best of them ({gated}) learn lag {last}. Attention's gradient falls as the"
-                f" length to the power {falls:.2f} and not exponentially; it learns lags {', '.join(map(str, counts))}"
-                f" from {', '.join(map(str, counts.values()))} of {starts} initializations, and the slowest, lag"
-                f" {slowest}, in a median of {medians[slowest]:g} steps.",
-                Check(f"attention: {learn} a lag, the fewest", min(counts.values()), least=starts // 2 + 1),
-                Check(f"best gated network: {learn} the longest lag", far, most=(starts - 1) // 2),
-                Check("attention, untrained: the gradient falls as the length to the power", falls, -1.3, -0.7),
-                instead="That attention learns what gated networks do not was not seen",
-            ),
-            clause(
-                f"Training raises the factor, at lag {first} to {new[PLAIN]:.2f} in a plain RNN and {new[GRU]:.2f} in a"
-                f" GRU. Control: trained on shuffled answers, it gives the right one {self.chance:.0%}.",
-                Check("rise of the factor with training, the least of three", new[rise] - old[rise], least=0.1),
-                Check(
-                    "control: probability of the right answer, trained on shuffled ones", self.chance, most=guess + 0.1
-                ),
-                instead="Training did not raise the factors, or shuffled answers were learned",
-            ),
+        yield clause(
+            f"Before training each further step leaves {old[PLAIN]:.2f} of the first token's gradient in a plain"
+            f" RNN, {old[GRU]:.2f} in a GRU, and {old[closed]:.2f}, {old[open_]:.2f} and {old[wide]:.2f} in an LSTM"
+            " whose forget bias is 0, 1 and 3: gates help, and their bias says how much.",
+            Check("before training: factor of the gated network with the least, less the plain one's", gates, 0.05),
+            Check("before training: factor with forget bias 1, less with 0", old[open_] - old[closed], 0.05),
+            Check("before training: factor with forget bias 3, less with 1", old[wide] - old[open_], 0.05),
+            instead="The gradient did not tell the networks apart as expected",
+        )
+        yield clause(
+            f"With at most {lab.steps} steps, the longest lags learned are {in_order}. For lag {second} the median"
+            f" of {starts} initializations is {plain:g} steps in the plain RNN and {biased:g} with forget bias 1.",
+            Check("longest lag learned, GRU over plain RNN", lag[GRU] / lag[PLAIN], least=2),
+            Check(f"steps for lag {second}, median: plain RNN over forget bias 1", plain / biased, least=2),
+            Check("longest lag learned, forget bias 3 over 0", lag[wide] / lag[closed], least=2),
+            instead="That gates, and open ones more, make longer lags learnable was not seen",
+        )
+        yield clause(
+            f"The problem is not eliminated: with as many steps {far} of {starts}"
+            f" initializations of the best of them ({gated}) learn lag {last}. Attention's gradient falls as the"
+            f" length to the power {falls:.2f} and not exponentially; it learns lags {', '.join(map(str, counts))}"
+            f" from {', '.join(map(str, counts.values()))} of {starts} initializations, and the slowest, lag"
+            f" {slowest}, in a median of {medians[slowest]:g} steps.",
+            Check(f"attention: {learn} a lag, the fewest", min(counts.values()), least=starts // 2 + 1),
+            Check(f"best gated network: {learn} the longest lag", far, most=(starts - 1) // 2),
+            Check("attention, untrained: the gradient falls as the length to the power", falls, -1.3, -0.7),
+            instead="That attention learns what gated networks do not was not seen",
+        )
+        yield clause(
+            f"Training raises the factor, at lag {first} to {new[PLAIN]:.2f} in a plain RNN and {new[GRU]:.2f} in a"
+            f" GRU. Control: trained on shuffled answers, it gives the right one {self.chance:.0%}.",
+            Check("rise of the factor with training, the least of three", new[rise] - old[rise], least=0.1),
+            Check("control: probability of the right answer, trained on shuffled ones", self.chance, most=guess + 0.1),
+            instead="Training did not raise the factors, or shuffled answers were learned",
         )

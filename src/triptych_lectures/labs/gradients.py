@@ -12,7 +12,7 @@ from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate,
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
 from .bounds import rounded_up
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Lab, Setup, clause, size
 from .small_models import curve, examples, geometric_mean
 
 WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
@@ -43,7 +43,7 @@ class GradientsLab(Lab):
             blocks=self.blocks, tied=False,
         )  # fmt: skip
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         config, random = self.config, np.random.default_rng(setup.seed)
         w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, self.rows, self.tokens))
         module = library(config, w)
@@ -59,29 +59,27 @@ class GradientsLab(Lab):
         loss_difference, worst = max(abs(a - b) for a, b in losses), max(map(min, slopes.values()))
         ends = geometric_mean([min(of[0], of[-1]) / min(of) for of in slopes.values()])
         count = sum(x.size for x in w.values())
-        conclusion = (
-            clause(
-                "Every backward is the chain rule on one line of the forward. Two programs that share no arithmetic"
-                f" agree to rounding in each of {count:,} weights.",
-                Check("logits differ by", float(difference), most=1e-10),
-                Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
-                instead="The gradients are not the same",
-            ),
-            clause(
-                "Finite differences, which use no calculus, confirm both: (loss(w + h) - loss(w - h)) / 2h differs"
-                " from the slope by about h², until only rounding is left between two losses so near each other;"
-                " hence the V of the curve.",
-                Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
-                Check("finite differences: error at the ends over the best, mean of parts", ends, least=10.0),
-                instead="Finite differences do not confirm them, or not with a V",
-            ),
-            clause(
-                f"So both train alike: over {self.steps} steps the loss falls by {losses[0][1] - losses[-1][1]:.2f}"
-                f" nats, and the two losses differ by at most {rounded_up(loss_difference, '.1g')}.",
-                Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
-                Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
-                instead="Training by hand is not the library's, or it learns little",
-            ),
+        yield clause(
+            "Every backward is the chain rule on one line of the forward. Two programs that share no arithmetic"
+            f" agree to rounding in each of {count:,} weights.",
+            Check("logits differ by", float(difference), most=1e-10),
+            Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
+            instead="The gradients are not the same",
+        )
+        yield clause(
+            "Finite differences, which use no calculus, confirm both: (loss(w + h) - loss(w - h)) / 2h differs"
+            " from the slope by about h², until only rounding is left between two losses so near each other;"
+            " hence the V of the curve.",
+            Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
+            Check("finite differences: error at the ends over the best, mean of parts", ends, least=10.0),
+            instead="Finite differences do not confirm them, or not with a V",
+        )
+        yield clause(
+            f"So both train alike: over {self.steps} steps the loss falls by {losses[0][1] - losses[-1][1]:.2f}"
+            f" nats, and the two losses differ by at most {rounded_up(loss_difference, '.1g')}.",
+            Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
+            Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
+            instead="Training by hand is not the library's, or it learns little",
         )
         rows = []
         for part, own in parts.items():
@@ -89,18 +87,11 @@ class GradientsLab(Lab):
             size = f"{sum(w[name].size for name in own):,}"
             rows.append([part, size, f"{largest:.2g}", f"{apart:.1e}", f"{min(slopes[part]):.1e}"])
         by_numpy, by_torch = zip(*losses, strict=True)
-        sections = (
-            TableSection(
-                f"The gradient by hand: {count:,} weights in {self.blocks} blocks, float64",
-                ("part", "weights", "largest", "from autograd", "from finite differences"),
-                rows,
-            ),
-            curve("Finite differences beside the gradient", "h", "relative error", WIDTHS, slopes, log="xy"),
-            curve(
-                "Training", "step", "nats a token", range(self.steps), {"by hand": by_numpy, "the library": by_torch}
-            ),
-        )
-        return self.result(conclusion, sections)
+        title = f"The gradient by hand: {count:,} weights in {self.blocks} blocks, float64"
+        yield TableSection(title, ("part", "weights", "largest", "from autograd", "from finite differences"), rows)
+        yield curve("Finite differences beside the gradient", "h", "relative error", WIDTHS, slopes, log="xy")
+        both = {"by hand": by_numpy, "the library": by_torch}
+        yield curve("Training", "step", "nats a token", range(self.steps), both)
 
     def train(
         self, w: Weights, module: nn.Transformer, c: Config, random: np.random.Generator

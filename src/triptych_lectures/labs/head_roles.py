@@ -19,7 +19,7 @@ from triptych.model import Model
 from triptych.page import AttentionSection, TableSection
 from triptych.probe.role_scores import mean_weight
 from .bounds import rounded_down, rounded_up
-from .lab import Check, Clause, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clause, Findings, Lab, Sections, Setup, clause, size
 from .pretrained import decoder, head_maps
 
 TEXT = (
@@ -40,7 +40,7 @@ class HeadRolesLab(Lab):
     text: str = size(TEXT, "text on which the head of each role is found, with punctuation in it")
     other_text: str = size(OTHER_TEXT, "text on which these heads are scored, with punctuation in it")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         """Raises InputError for anything but a decoder with a tokenizer."""
         model = decoder(setup)
         if model.spec.layout != "decoder" or model.tokenizer is None:
@@ -52,7 +52,8 @@ class HeadRolesLab(Lab):
         random = [ReadText(untrained, name, getattr(self, name)) for name in ("text", "other_text")]
         roles = {role: Role.of(role, chosen, other, random) for role in chosen.ideals if role != EVEN}
         unread = _best(torch.minimum(chosen.apart(), other.apart()))
-        conclusion = (_with_roles(chosen, other, roles), _without(unread, len(chosen.ideals)))
+        yield _with_roles(chosen, other, roles)
+        yield _without(unread, len(chosen.ideals))
         best = [*(role.best for role in roles.values()), unread]
         named = {one.best[:2]: role for role, one in roles.items()} | {unread[:2]: "no pattern describes it"}
         maps = [
@@ -60,8 +61,8 @@ class HeadRolesLab(Lab):
             for one in head_maps(list(chosen.patterns), [one[:2] for one in best], chosen.tokens)
         ]
         explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
-        sections = (*_tables(roles, unread), AttentionSection("Their maps", explained, maps))
-        return self.result(conclusion, sections)
+        yield from _tables(roles, unread)
+        yield AttentionSection("Their maps", explained, maps)
 
 
 class ReadText:
@@ -117,6 +118,11 @@ class Role(NamedTuple):
     even: float
     random: float
 
+    @property
+    def ahead(self) -> float:
+        """How far its score on the other text is above both."""
+        return self.other - max(self.even, self.random)
+
     @classmethod
     def of(cls, role: str, chosen: ReadText, other: ReadText, random: Sequence[ReadText]) -> Role:
         best = _best(chosen.scores(role))
@@ -129,18 +135,12 @@ def _with_roles(chosen: ReadText, other: ReadText, roles: Mapping[str, Role]) ->
         f"{role.best.name} gives {name} {role.other:.2f} of its weight (evenly: {role.even:.2f})"
         for name, role in roles.items()
     )
+    less = "on another text, less the most of even and of random weights"
     return clause(
         f"Heads that were found on a text of {len(chosen.tokens)} tokens have the same roles on another of"
         f" {len(other.tokens)}: {weights}. Control: the best of as many heads with random weights gives at most"
         f" {rounded_up(max(role.random for role in roles.values()), '.2f')}.",
-        *tuple(
-            Check(
-                f"{name}: weight from {role.best.name} on another text, less the most of even and of random weights",
-                role.other - max(role.even, role.random),
-                least=0.3,
-            )
-            for name, role in roles.items()
-        ),
+        *(Check(f"{name}: weight from {role.best.name} {less}", role.ahead, 0.3) for name, role in roles.items()),
         instead="Not every role has a head that keeps it on another text",
     )
 
@@ -154,7 +154,7 @@ def _without(unread: BestHead, patterns: int) -> Clause:
     )
 
 
-def _tables(roles: Mapping[str, Role], unread: BestHead) -> tuple[TableSection, TableSection]:
+def _tables(roles: Mapping[str, Role], unread: BestHead) -> Sections:
     rows = [
         [name, *map(str, role.best[:2]), *(f"{x:.2f}" for x in (role.best.score, role.other, role.even, role.random))]
         for name, role in roles.items()
@@ -162,10 +162,8 @@ def _tables(roles: Mapping[str, Role], unread: BestHead) -> tuple[TableSection, 
     header = ("role: weight on", "layer", "head", "its weight", "on another text", EVEN, "best of random weights")
     far = [*map(str, unread[:2]), f"{unread.score:.2f}"]
     distance = ("layer", "head", "distance from the nearest, 0 to 1")
-    return (
-        TableSection("The best head of each role", header, rows),
-        TableSection("The head that no simple pattern describes", distance, [far]),
-    )
+    yield TableSection("The best head of each role", header, rows)
+    yield TableSection("The head that no simple pattern describes", distance, [far])
 
 
 def _ideals(marks: Tensor) -> dict[str, Tensor]:

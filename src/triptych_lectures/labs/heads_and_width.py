@@ -9,7 +9,6 @@ attention is enough, or several at once, which one pattern can only give as a su
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise, product
 from statistics import fmean
 
@@ -17,20 +16,13 @@ from triptych import nn
 from triptych.count import count
 from triptych.errors import InputError, counted
 from triptych.model import Model
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.spec import full
+from . import generated_tasks as tasks
+from . import lab
 from .counting import products
-from .generated_tasks import (
-    GeneratedTask,
-    Places,
-    ShuffledTask,
-    TrainedHead,
-    TrainingBudget,
-    trained_head,
-    training_curve,
-    with_positions,
-)
-from .lab import Check, Clause, Conclusion, Ints, Lab, LabResult, Setup, clause, mean_interval, rate_interval, size
+from .generated_tasks import GeneratedTask, Places, ShuffledTask, TrainedHead, TrainingBudget
+from .lab import Check, Clause, Clauses, Ints, Lab, LabResult, Sections, Setup, clause, ratio, size
 from .small_models import block, curve, decoder, line_table, parameters
 
 VOCAB = 64
@@ -43,8 +35,10 @@ def read_places(
     sizes: HeadsVsWidthLab | TrainedHeadsLab, heads: int, task: GeneratedTask, width: int, rate: float, seed: int
 ) -> TrainedHead:
     """One layer of attention with so many heads, without an MLP, after training on `task`."""
-    module = with_positions([block(width, heads, hidden=None)], task.classes, sizes.length, seed)
-    return trained_head(module, task, TrainingBudget(sizes.steps, sizes.rows, rate, shape="linear"), sizes.tested, seed)
+    module = tasks.with_positions([block(width, heads, hidden=None)], task.classes, sizes.length, seed)
+    return tasks.trained_head(
+        module, task, TrainingBudget(sizes.steps, sizes.rows, rate, shape="linear"), sizes.tested, seed
+    )
 
 
 class HeadsVsWidthLab(Lab):
@@ -79,25 +73,23 @@ class HeadsVsWidthLab(Lab):
             shares[name, heads] = self._read_places(heads, task, setup.seed)
         setup.progress("shuffled answers")
         shuffled = self._read_places(4, ShuffledTask(one), setup.seed)
-        return self.result((*self._costs(costs, max(off)), self._use(shares, shuffled)), self._sections(costs, shares))
+        return self.result((self._costs(costs, max(off)), self._use(shares, shuffled)), self._sections(costs, shares))
 
-    def _costs(self, costs: dict[int, Costs], off: int) -> Conclusion:
+    def _costs(self, costs: dict[int, Costs], off: int) -> Clause:
         most, tokens = self.heads[-1], self.tokens
         shown = 8 if 8 in self.heads else most  # the lecture has 8
         apart = max(abs(own / one - 1) for h in self.heads for own, one in zip(costs[h][:2], costs[1][:2], strict=True))
         scores = float(shown * tokens**2)
-        return (
-            clause(
-                f"With one head of width {self.width} and with {most} of width {self.width // most} a model of one"
-                f" block, its embedding and its head have the same {costs[1][0]:,} parameters and the same"
-                f" {costs[1][1]:,} matmul FLOPs on {tokens} tokens, as torch counts them and as the library does from"
-                f" the spec. What grows is the number of scores: {scores:,.0f} against {tokens**2:,} with {shown}"
-                " heads, and with it the work of softmax and the memory of the patterns.",
-                Check("parameters and matmul FLOPs of H heads over one, largest difference from 1", apart, most=0),
-                Check("counted from the spec less measured, largest difference", float(off), most=0),
-                Check(f"score elements of {shown} heads on {tokens} tokens", costs[shown][2], scores, scores),
-                instead="The number of heads changed the cost, or not the scores, or it was counted wrong",
-            ),
+        return clause(
+            f"With one head of width {self.width} and with {most} of width {self.width // most} a model of one"
+            f" block, its embedding and its head have the same {costs[1][0]:,} parameters and the same"
+            f" {costs[1][1]:,} matmul FLOPs on {tokens} tokens, as torch counts them and as the library does from"
+            f" the spec. What grows is the number of scores: {scores:,.0f} against {tokens**2:,} with {shown}"
+            " heads, and with it the work of softmax and the memory of the patterns.",
+            Check("parameters and matmul FLOPs of H heads over one, largest difference from 1", apart, most=0),
+            Check("counted from the spec less measured, largest difference", float(off), most=0),
+            Check(f"score elements of {shown} heads on {tokens} tokens", costs[shown][2], scores, scores),
+            instead="The number of heads changed the cost, or not the scores, or it was counted wrong",
         )
 
     def _use(self, shares: dict[tuple[str, int], float], shuffled: float) -> Clause:
@@ -115,9 +107,7 @@ class HeadsVsWidthLab(Lab):
             instead="That several heads read what one cannot was not seen",
         )
 
-    def _sections(
-        self, costs: dict[int, Costs], shares: dict[tuple[str, int], float]
-    ) -> tuple[TableSection, Curve, TableSection]:
+    def _sections(self, costs: dict[int, Costs], shares: dict[tuple[str, int], float]) -> Sections:
         rows = [[str(h), str(self.width // h), *(f"{x:,}" for x in own)] for h, own in costs.items()]
         right = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
         read = {counted(heads, "head"): [shares[name, heads] for name in (ONE, SEVERAL)] for heads in (1, 4)}
@@ -125,11 +115,9 @@ class HeadsVsWidthLab(Lab):
             f"A model of one block of width {self.width}, with embedding and head, on {self.tokens} tokens, measured"
         )
         over_one = {name: [costs[h][i] / costs[1][i] for h in self.heads] for i, name in enumerate(COLUMNS)}
-        return (
-            TableSection(title, ("heads", "head width", *COLUMNS), rows),
-            curve("Cost beside that of one head", "heads", "times one head", self.heads, over_one, log="xy"),
-            line_table(right, "the task reads", (ONE, "four places"), read, ".0%"),
-        )
+        yield TableSection(title, ("heads", "head width", *COLUMNS), rows)
+        yield curve("Cost beside that of one head", "heads", "times one head", self.heads, over_one, log="xy")
+        yield line_table(right, "the task reads", (ONE, "four places"), read, ".0%")
 
     def _read_places(self, heads: int, task: GeneratedTask, seed: int) -> float:
         """Share of held-out answers right."""
@@ -165,7 +153,7 @@ class TrainedHeadsLab(Lab):
     symbols: int = size(3, "different symbols, two or more", least=2)
     length: int = size(12, "symbols of a row")
     draws: int = size(10, "initializations, each with its own rows, of a head for each place and of the most", least=2)
-    others: int = size(3, "initializations of the other numbers of heads, at most as many", least=1, full=10)
+    others: int = size(3, "initializations of the other numbers of heads, at most as many", most="draws", full=10)
     steps: int = size(250, "training steps")
     rows: int = size(16, "rows of a step")
     rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
@@ -174,8 +162,6 @@ class TrainedHeadsLab(Lab):
     def __post_init__(self) -> None:
         if len(self.one) != 1:
             raise InputError("size one: the first task reads one place, which must be a single number")
-        if self.others > self.draws:
-            raise InputError(f"sizes others {self.others} and draws {self.draws}: give at most as many others")
 
     @property
     def enough(self) -> int:
@@ -195,7 +181,7 @@ class TrainedHeadsLab(Lab):
         shuffled = self._trained(self.heads[-1], ShuffledTask(one), setup.seed)
         return self.result(self._conclusion(layers, shuffled), self._sections(layers))
 
-    def _conclusion(self, layers: Layers, shuffled: TrainedHead) -> Conclusion:
+    def _conclusion(self, layers: Layers, shuffled: TrainedHead) -> Clauses:
         fewest, most, places = self.heads[0], self.heads[-1], len(self.several)
         enough, chance = self.enough, 1 / self.symbols + 0.1
         right = {heads: fmean(own.right for own in layers[SEVERAL, heads]) for heads in self.heads}
@@ -203,48 +189,42 @@ class TrainedHeadsLab(Lab):
         rising = [fmean(_more(layers, b, a)) for a, b in pairwise(self.heads) if b <= enough] or [0.0]
         at_one = [layers[ONE, heads][0].right for heads in self.heads]
         read, one = f"{places} places read right by {enough} heads", "control: one place read right"
-        clauses = [
-            clause(
-                f"One head returns one weighted sum, from which {places} symbols have to be taken apart:"
-                f" {right[fewest]:.0%} of the answers are right with {counted(fewest, 'head')} and {right[enough]:.0%}"
-                f" with {enough}, on the mean, with {min(sizes):,} parameters each.",
-                Check("parameters of the largest layer over those of the smallest", max(sizes) / min(sizes), 1, 1),
-                Check(read, right[enough], least=0.9),
-                Check(f"{read}, less by {fewest}", right[enough] - right[fewest], least=0.25),
-                Check(f"learned more with each larger number up to {enough}, the least mean", min(rising), least=0.02),
-                instead="That a head for each place is needed was not seen",
-            ),
-            clause(
-                f"With one place to read every number of heads learns ({min(at_one):.1%} right at the worst). Control:"
-                f" trained on shuffled answers, {shuffled.right:.0%} are right, by chance.",
-                Check(f"{one}, the least", min(at_one), least=0.9),
-                Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
-                Check("control: right of one place, trained on shuffled answers", shuffled.right, most=chance),
-                instead="One place was not read alike with every number, or shuffled answers were learned",
-            ),
-        ]
+        yield clause(
+            f"One head returns one weighted sum, from which {places} symbols have to be taken apart:"
+            f" {right[fewest]:.0%} of the answers are right with {counted(fewest, 'head')} and {right[enough]:.0%}"
+            f" with {enough}, on the mean, with {min(sizes):,} parameters each.",
+            Check("parameters of the largest layer over those of the smallest", max(sizes) / min(sizes), 1, 1),
+            Check(read, right[enough], least=0.9),
+            Check(f"{read}, less by {fewest}", right[enough] - right[fewest], least=0.25),
+            Check(f"learned more with each larger number up to {enough}, the least mean", min(rising), least=0.02),
+            instead="That a head for each place is needed was not seen",
+        )
         if most > enough:
-            clauses.insert(1, self._beyond(layers, enough, fmean(_more(layers, enough, fewest))))
-        return tuple(clauses)
+            yield self._beyond(layers, enough, fmean(_more(layers, enough, fewest)))
+        yield clause(
+            f"With one place to read every number of heads learns ({min(at_one):.1%} right at the worst). Control:"
+            f" trained on shuffled answers, {shuffled.right:.0%} are right, by chance.",
+            Check(f"{one}, the least", min(at_one), least=0.9),
+            Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
+            Check("control: right of one place, trained on shuffled answers", shuffled.right, most=chance),
+            instead="One place was not read alike with every number, or shuffled answers were learned",
+        )
 
     def _beyond(self, layers: Layers, enough: int, gained: float) -> Clause:
         """Cutting further than there are places gains nothing that counts, and loses less than half of what was
         gained."""
         most = self.heads[-1]
         more = _more(layers, most, enough)
-        low, high = mean_interval(more)
+        low, high = lab.mean_interval(more)
         fewer = sum(own < 0 for own in more)
-        first, last = rate_interval(fewer, len(more))
+        (first, last), share = lab.rate_interval(fewer, len(more)), ratio(fmean(more), gained)
         return clause(
             f"More heads than places change little either way: {most} of width {self.width // most} learned less than"
             f" {enough} in {fewer} of {len(more)} initializations (95% interval of the rate: {first:.2f} to"
             f" {last:.2f}). The difference is {fmean(more):+.3f} on the mean (95% interval {low:+.3f} to {high:+.3f}),"
             f" where {enough} had gained {gained:.2f}.",
             Check(
-                f"learned more with {most} heads than with {enough}, mean over what {enough} gained",
-                fmean(more) / gained if gained else math.nan,
-                least=-0.5,
-                most=0.25,
+                f"learned more with {most} heads than with {enough}, mean over what {enough} gained", share, -0.5, 0.25
             ),
             Check("initializations in which the two learned differently", sum(own != 0 for own in more), least=1),
             instead="More heads than places changed what was learned, or nothing at all",
@@ -253,7 +233,7 @@ class TrainedHeadsLab(Lab):
     def _trained(self, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:
         return read_places(self, heads, task, self.width, self.rate, seed)
 
-    def _sections(self, layers: Layers) -> tuple[TableSection, Curve]:
+    def _sections(self, layers: Layers) -> Sections:
         rows = []
         for heads in self.heads:
             several = layers[SEVERAL, heads]
@@ -264,10 +244,8 @@ class TrainedHeadsLab(Lab):
         title = f"After {self.steps} steps; {ONE}: {self.one[0]} back, {SEVERAL}: {', '.join(map(str, self.several))}"
         columns = (f"right, {ONE}", f"right, {SEVERAL}", f"learned, {SEVERAL}", "of single initializations")
         runs = {counted(heads, "head"): layers[SEVERAL, heads][0].run for heads in self.heads}
-        return (
-            TableSection(title, ("heads", "head width", "parameters", *columns), rows),
-            training_curve(f"{len(self.several)} places in training, the first initialization", "nats", runs),
-        )
+        yield TableSection(title, ("heads", "head width", "parameters", *columns), rows)
+        yield tasks.training_curve(f"{len(self.several)} places in training, the first initialization", "nats", runs)
 
 
 Layers = dict[tuple[str, int], list[TrainedHead]]

@@ -17,7 +17,7 @@ from triptych.errors import InputError, counted
 from triptych.page import TableSection
 from triptych.train import Example, collate
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, number, size
+from .lab import Check, Clauses, Ints, Lab, LabResult, Sections, Setup, clause, number, size
 from .small_models import attention_layers, curve, examples, halves
 
 
@@ -55,45 +55,36 @@ class InContextLab(Lab):
         """[examples]: the smallest possible error: that of a guess where the input was not shown, and 0 elsewhere."""
         return (1 - 1 / self.symbols) ** np.arange(1.0, self.examples + 1)
 
-    def _conclusion(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> Conclusion:
+    def _conclusion(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> Clauses:
         """Half of what examples can give is a use of them; a tenth is none."""
         first, second = halves(self.best_errors())
         possible, begin = first - second, float(own.right[:, 0].mean())
         every, single, errors = on_new[_name(None)], on_new[_name(1)], on_new[_name(None)].errors
         fall, new = "fall of the error", "functions never trained"
-        of = "over the largest possible"
+        of, used = "over the largest possible", every.fall / possible
         shown, hidden = (every.share(shown=shown) for shown in (True, False))
-        return (
-            clause(
-                f"On functions that were never trained the error falls from {errors[0]:.0%} at the first example of a"
-                f" row to {errors[-1]:.0%} at the last; the least possible there is {self.best_errors()[-1]:.0%}.",
-                Check(
-                    f"{new}: {fall} from the first half of the row to the second, {of}",
-                    every.fall / possible,
-                    0.5,
-                    1.25,
-                ),
-                instead="The examples of a row were not used as far as they can be",
-            ),
-            clause(
-                f"What was learned is to look a function up in the row: {shown:.0%} are right where the input was shown"
-                f" before, {hidden:.0%} where it was not, which is chance. Control: where the answers of a row are"
-                " random, the error does not fall.",
-                Check(f"{new}: right where the input was shown before", shown, least=0.9),
-                Check(f"control: {new}: right where the input was not shown", hidden, most=1 / self.symbols + 0.1),
-                Check(f"control: answers in the row random: {fall}, {of}", unrelated.fall / possible, -0.1, 0.1),
-                instead="It was not a lookup in the row",
-            ),
-            clause(
-                "Only training that makes it necessary teaches it: a model trained on one function knows that"
-                f" one before any example ({begin:.0%} right) and is wrong on {single.errors[-1]:.0%} of others at"
-                " the last one.",
-                Check("trained on 1 function: right on it at the first example", begin, least=0.9),
-                Check(
-                    f"control: trained on 1 function, others tested: {fall}, {of}", single.fall / possible, -0.1, 0.1
-                ),
-                instead="A model trained on one function used the examples, or did not learn it",
-            ),
+        yield clause(
+            f"On functions that were never trained the error falls from {errors[0]:.0%} at the first example of a"
+            f" row to {errors[-1]:.0%} at the last; the least possible there is {self.best_errors()[-1]:.0%}.",
+            Check(f"{new}: {fall} from the first half of the row to the second, {of}", used, 0.5, 1.25),
+            instead="The examples of a row were not used as far as they can be",
+        )
+        yield clause(
+            f"What was learned is to look a function up in the row: {shown:.0%} are right where the input was shown"
+            f" before, {hidden:.0%} where it was not, which is chance. Control: where the answers of a row are"
+            " random, the error does not fall.",
+            Check(f"{new}: right where the input was shown before", shown, least=0.9),
+            Check(f"control: {new}: right where the input was not shown", hidden, most=1 / self.symbols + 0.1),
+            Check(f"control: answers in the row random: {fall}, {of}", unrelated.fall / possible, -0.1, 0.1),
+            instead="It was not a lookup in the row",
+        )
+        yield clause(
+            "Only training that makes it necessary teaches it: a model trained on one function knows that"
+            f" one before any example ({begin:.0%} right) and is wrong on {single.errors[-1]:.0%} of others at"
+            " the last one.",
+            Check("trained on 1 function: right on it at the first example", begin, least=0.9),
+            Check(f"control: trained on 1 function, others tested: {fall}, {of}", single.fall / possible, -0.1, 0.1),
+            instead="A model trained on one function used the examples, or did not learn it",
         )
 
     def _train(self, task: Lookups, seed: int) -> tuple[nn.Transformer, TrainedRun]:
@@ -115,10 +106,8 @@ class InContextLab(Lab):
         header = ("trained on", "nats at the end", "wrong at the first example", "wrong at the last")
         title, places = "Functions that were never trained", range(1, self.examples + 1)
         tested = f"Tested on functions never trained; {chance:.0%} are right by chance"
-        return (
-            curve(title, "example of the row", "share wrong", places, lines, {"guess": 1 - chance}),
-            TableSection(tested, (*header, "right, input shown before", "right, input not shown"), rows),
-        )
+        yield curve(title, "example of the row", "share wrong", places, lines, {"guess": 1 - chance})
+        yield TableSection(tested, (*header, "right, input shown before", "right, input not shown"), rows)
 
 
 @dataclass(frozen=True)

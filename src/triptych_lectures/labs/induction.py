@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError, counted
+from triptych.errors import counted
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.train import Example, OptimizerSettings, Pairs
 from .bounds import rounded_down, rounded_up
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Lab, Setup, clause, size
 from .small_models import Points, attention_layers, fit
 
 OFFSETS = 8  # places back among which the one a head reads most is searched
@@ -26,17 +26,15 @@ class InductionLab(Lab):
     width: int = size(48, "model width D, a multiple of the heads", multiple="heads")
     heads: int = size(3, "heads of each layer, two or more", least=2)
     vocab: int = size(48, "tokens that there are, at least `longest`")
-    shortest: int = size(12, "tokens of the shortest sequence that is repeated, 5 or more", least=OFFSETS // 2 + 1)
-    longest: int = size(32, "tokens of the longest one")
+    shortest: int = size(
+        12, "tokens of the shortest sequence that is repeated, 5 or more", least=OFFSETS // 2 + 1, most="longest"
+    )
+    longest: int = size(32, "tokens of the longest one", most="vocab")
     steps: int = size(400, "training steps")
     rows: int = size(32, "rows of a training step")
     tested: int = size(32, "rows that are tested")
 
-    def __post_init__(self) -> None:
-        if not self.shortest <= self.longest <= self.vocab:
-            raise InputError("sizes shortest, longest and vocab: must not decrease in this order")
-
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         noise = np.random.default_rng(setup.seed)
         data = Pairs(tuple(self._repeated(noise) for _ in range(self.steps * self.rows)))
         tests = [self._repeated(noise) for _ in range(self.tested)]
@@ -55,43 +53,38 @@ class InductionLab(Lab):
         ratio = below.previous / max(head.previous for head in beside)
         best_beside = max(head.without for head in beside)
         previous = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
-        conclusion = (
-            clause(
-                f"Two layers learn to look up in the row which token follows which, and copy {copied:.0%} right; one"
-                f" layer copies {shallow:.0%}.",
-                Check("copied right by two layers", copied, least=0.8),
-                Check("copied right by one layer", shallow, most=0.3),
-                instead="The difference between two layers and one was not seen",
-            ),
-            clause(
-                f"In {best.name} the second A attends to the place after the first A. Without this head"
-                f" {best.without:.0%} is copied right; without another head of its layer, the control,"
-                f" {rounded_down(min(others), '.0%')} and more.",
-                Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
-                Check(f"copied right without {best.name}", best.without, most=0.25),
-                Check("copied right without another head of its layer, the worst", min(others), least=0.5),
-                instead="No single head of the second layer does the copying",
-            ),
-            clause(
-                f"That place can be recognized because {below.name} reads recent tokens, the one before most"
-                f" ({below.previous:.2f} of its weight). Without it {below.without:.0%} is copied right; without"
-                f" another head of layer 0 up to {rounded_up(best_beside, '.0%')}.",
-                Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
-                Check(f"places back that {below.name} reads most", below.most, 1, 1),
-                Check(previous, ratio, least=1.5),
-                Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
-                instead="No single head of the first layer supplies the previous token",
-            ),
+        yield clause(
+            f"Two layers learn to look up in the row which token follows which, and copy {copied:.0%} right; one"
+            f" layer copies {shallow:.0%}.",
+            Check("copied right by two layers", copied, least=0.8),
+            Check("copied right by one layer", shallow, most=0.3),
+            instead="The difference between two layers and one was not seen",
+        )
+        yield clause(
+            f"In {best.name} the second A attends to the place after the first A. Without this head"
+            f" {best.without:.0%} is copied right; without another head of its layer, the control,"
+            f" {rounded_down(min(others), '.0%')} and more.",
+            Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
+            Check(f"copied right without {best.name}", best.without, most=0.25),
+            Check("copied right without another head of its layer, the worst", min(others), least=0.5),
+            instead="No single head of the second layer does the copying",
+        )
+        yield clause(
+            f"That place can be recognized because {below.name} reads recent tokens, the one before most"
+            f" ({below.previous:.2f} of its weight). Without it {below.without:.0%} is copied right; without"
+            f" another head of layer 0 up to {rounded_up(best_beside, '.0%')}.",
+            Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
+            Check(f"places back that {below.name} reads most", below.most, 1, 1),
+            Check(previous, ratio, least=1.5),
+            Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
+            instead="No single head of the first layer supplies the previous token",
         )
         rows = [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads]
         header = ("head", "second A to after first A", "to the token before", "places back read most")
         guess = {"guessing": float(np.log(self.vocab))}
-        sections = (
-            TableSection("Heads of the two-layer model", (*header, "copied right without it"), rows),
-            Curve("Loss on the repetition", "step", "nats per token", losses, guess),
-            _maps(models[2], tests),
-        )
-        return self.result(conclusion, sections)
+        yield TableSection("Heads of the two-layer model", (*header, "copied right without it"), rows)
+        yield Curve("Loss on the repetition", "step", "nats per token", losses, guess)
+        yield _maps(models[2], tests)
 
     def _repeated(self, noise: np.random.Generator) -> Example:
         return repeated(noise, self.vocab, self.shortest, self.longest)

@@ -19,7 +19,7 @@ from triptych.nn import Batch, empty
 from triptych.page import Facts, TableSection
 from .bounds import rounded_up
 from .counting import ProductCounts, products, shortest_seconds
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
+from .lab import Check, Clauses, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .parameters import QWEN3_4B
 from .pretrained import decoder
 from .small_models import curve
@@ -74,36 +74,34 @@ class KvCacheLab(Lab):
         return self.result((unchanged, *_costs(model, lengths, costs)), _sections(model, lengths, costs))
 
 
-def _costs(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) -> Conclusion:
+def _costs(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) -> Clauses:
     """What one more token costs after each of `lengths` tokens, in FLOPs, in bytes read and in bytes kept."""
     shortest, longest = lengths[0], lengths[-1]
     first, *_, last = [cost.fewer_flops for cost in costs]
     counted, longer = _counted_bytes(model, longest), longest / shortest
     growing = 0.75 * longer, 1.25 * longer
     read = costs[-1].again.counts.read / costs[-1].once.counts.read
-    return (
-        clause(
-            f"The next token is one row of work instead of T: after {longest} tokens it takes {last:.0f} times fewer"
-            f" FLOPs with the cache, after {shortest} tokens {first:.0f} times.",
-            Check(f"FLOPs of one token at {longest}, all again over with the cache", last, least=longest / 2),
-            Check(f"these FLOPs saved at {longest} over those at {shortest}", last / first, *growing),
-            instead="The FLOPs saved are not about T times, growing as T",
-        ),
-        clause(
-            "The bytes that are read fall by much less, since a single token reads every weight for one row of use:"
-            f" here {read:.1f} times.",
-            Check(f"FLOPs saved at {longest} over bytes saved", last / read, least=10.0),
-            instead="The bytes read fall as the FLOPs do",
-        ),
-        clause(
-            "The price is memory that grows with T: layers x key/value heads x (key + value width) numbers a token,"
-            f" here {_counted_bytes(model, 1):,} bytes, and {LECTURE_BYTES / 2**20:.0f} MiB for Qwen3-4B at"
-            f" {LECTURE_POSITIONS:,} positions in fp16.",
-            Check(f"bytes allocated at {longest} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
-            Check(f"bytes at {longest} over those at {shortest}", costs[-1].cache / costs[0].cache, longer, longer),
-            Check("bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES),
-            instead="The cache does not have these bytes",
-        ),
+    yield clause(
+        f"The next token is one row of work instead of T: after {longest} tokens it takes {last:.0f} times fewer"
+        f" FLOPs with the cache, after {shortest} tokens {first:.0f} times.",
+        Check(f"FLOPs of one token at {longest}, all again over with the cache", last, least=longest / 2),
+        Check(f"these FLOPs saved at {longest} over those at {shortest}", last / first, *growing),
+        instead="The FLOPs saved are not about T times, growing as T",
+    )
+    yield clause(
+        "The bytes that are read fall by much less, since a single token reads every weight for one row of use:"
+        f" here {read:.1f} times.",
+        Check(f"FLOPs saved at {longest} over bytes saved", last / read, least=10.0),
+        instead="The bytes read fall as the FLOPs do",
+    )
+    yield clause(
+        "The price is memory that grows with T: layers x key/value heads x (key + value width) numbers a token,"
+        f" here {_counted_bytes(model, 1):,} bytes, and {LECTURE_BYTES / 2**20:.0f} MiB for Qwen3-4B at"
+        f" {LECTURE_POSITIONS:,} positions in fp16.",
+        Check(f"bytes allocated at {longest} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
+        Check(f"bytes at {longest} over those at {shortest}", costs[-1].cache / costs[0].cache, longer, longer),
+        Check("bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES),
+        instead="The cache does not have these bytes",
     )
 
 
@@ -210,9 +208,7 @@ def _sections(model: Model, lengths: Sequence[int], costs: Sequence[NextToken]) 
         ("a token of this model", f"{_counted_bytes(model, 1):,} bytes"),
         (f"Qwen3-4B, {LECTURE_POSITIONS:,} positions, fp16", lecture),
     ]
-    return (
-        TableSection("The next token after T", header, cells),
-        curve("Seconds for the next token", "T", "s", lengths, seconds, log="xy"),
-        curve("FLOPs for the next token", "T", "FLOPs", lengths, flops, log="xy"),
-        Facts("Size of the cache", facts),
-    )
+    yield TableSection("The next token after T", header, cells)
+    yield curve("Seconds for the next token", "T", "s", lengths, seconds, log="xy")
+    yield curve("FLOPs for the next token", "T", "FLOPs", lengths, flops, log="xy")
+    yield Facts("Size of the cache", facts)

@@ -7,9 +7,10 @@ training loop - so that breaking one of them makes its lab FAIL.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from operator import le, lt
 from statistics import fmean, stdev
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -21,7 +22,7 @@ from .texts import TEXTS
 
 L = TypeVar("L", bound="Lab")
 Ints = tuple[int, ...]
-Sections = tuple[Section, ...]
+Sections = Iterable[Section]
 Size = int | float | str | Ints | tuple[float, ...]
 
 
@@ -33,15 +34,19 @@ def _no_progress(text: str) -> None:
 class Limits:
     """What a value of `--set` must keep to beside its type; of a size with several values each of them must.
 
-    multiple    what each value must be a multiple of: a number, or another size, by its name and with all its values.
+    most, below and multiple may be another size, by its name and with all its values.
+
+    below       what each value must be less than.
+    multiple    what each value must be a multiple of.
     values      how many values there must be at least.
     ascending   each value must be above the one before it.
     blank       whether a text may be empty.
     """
 
     least: float = -math.inf
-    most: float = math.inf
+    most: float | str = math.inf
     multiple: int | str | None = None
+    below: str | None = None
     values: int = 1
     ascending: bool = False
     blank: bool = False
@@ -57,16 +62,18 @@ class Limits:
             raise InputError(f"size {name}: {shown} is too few; give {self.values} values or more")
         if self.ascending and any(a >= b for a, b in pairwise(several)):
             raise InputError(f"size {name}: {shown} must be in ascending order, and all different")
-        divisors = sizes[self.multiple] if isinstance(self.multiple, str) else self.multiple or ()
-        named = f"{self.multiple}, " if isinstance(self.multiple, str) else ""
+        bounds: tuple[tuple[Any, str, Callable[[Any, Any], bool]], ...] = (
+            (self.most, "at most", le), (self.below, "below", lt),
+            (self.multiple, "a multiple of", lambda number, divisor: number % divisor == 0),
+        )  # fmt: skip
         for number in several:
             if number < self.least:
                 raise InputError(f"size {name}: {number} must be {self.least:,} or more")
-            if number > self.most:
-                raise InputError(f"size {name}: {number} must be at most {self.most:,}")
-            for divisor in _several(divisors):
-                if number % divisor:
-                    raise InputError(f"size {name}: {number} must be a multiple of {named}{divisor}")
+            for bound, words, kept in bounds:
+                named = f"{bound}, " if isinstance(bound, str) else ""
+                for value in _several(sizes[bound] if named else bound):
+                    if value is not None and not kept(number, value):
+                        raise InputError(f"size {name}: {number} must be {words} {named}{value:,}")
 
 
 def _several(value: Any) -> tuple[Any, ...]:
@@ -210,6 +217,8 @@ class Clause:
 
 
 Conclusion = tuple[Clause, ...]
+Clauses = Iterable[Clause]
+Findings = Iterator[Clause | Section]
 
 
 def clause(statement: str, *checks: Check, instead: str = "") -> Clause:
@@ -256,7 +265,7 @@ class LabResult:
 
     question: str
     conclusion: Conclusion
-    sections: Sections = field(repr=False)
+    sections: tuple[Section, ...] = field(repr=False)
     remarks: str = ""
 
     @property
@@ -326,16 +335,21 @@ class Lab:
                     setattr(cls, text, TEXTS.get(cls.name, {}).get(text, ""))
 
     def run(self, setup: Setup) -> LabResult:
-        """Measure, and compare with the criteria."""
+        """Measure, and compare with the criteria.  A lab whose remarks depend on its sizes has a `run` of its own."""
+        findings = list(self.findings(setup))
+        clauses = [one for one in findings if isinstance(one, Clause)]
+        return self.result(clauses, [one for one in findings if not isinstance(one, Clause)])
+
+    def findings(self, setup: Setup) -> Findings:
+        """The clauses of the conclusion in their order, and the sections in theirs."""
         raise NotImplementedError
 
-    def result(
-        self, conclusion: Conclusion, sections: Sections, remarks: str = "", *, small: bool = False
-    ) -> LabResult:
+    def result(self, conclusion: Clauses, sections: Sections, remarks: str = "", *, small: bool = False) -> LabResult:
         """The result of a run; `remarks` are those of its sizes, where they depend on them, and where the run is a
         `small` one, what it leaves out is added."""
         less = [TEXTS[self.name]["small"]] if small else []
-        return LabResult(self.question, conclusion, sections, " ".join([remarks or self.remarks, *less]))
+        remarks = " ".join([remarks or self.remarks, *less])
+        return LabResult(self.question, tuple(conclusion), tuple(sections), remarks)
 
     @classmethod
     def sized(cls: type[L], setup: Setup) -> L:

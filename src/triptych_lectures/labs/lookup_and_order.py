@@ -22,7 +22,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, PositionSpec
-from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clauses, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, decoder
 
 
@@ -67,34 +67,32 @@ class SoftVsHardLab(Lab):
 
     def _conclusion(
         self, book: _Dictionary, rows: Sequence[tuple[float, float, float, float]], remaining: Mapping[float, float]
-    ) -> Conclusion:
+    ) -> Clauses:
         over_bound = max(error / bound for _, error, bound, _ in rows)
         from_mean = (book.ask(book.questions, 0.0) - book.values.mean(0)).abs().max().item()
-        return (
-            clause(
-                f"Every entry answers, in proportion to exp(β q·k): at β 0 with the mean of all values, at β"
-                f" {self.hard:g} with what a dictionary returns; in between the error stays below a bound that falls"
-                " exponentially.",
-                Check("at β 0, distance from the mean of all values", from_mean, most=1e-12),
-                Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
-                Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", over_bound, most=1),
-                Check(f"at β {self.sharpness[0]:g}, the control, distance from dict[key]", rows[0][1], least=0.1),
-                instead="The answers are not those of a lookup",
-            ),
-            clause(
-                f"A soft answer has a gradient in the query: at β {self.soft:g} descent finds what to ask, and"
-                f" the loss falls to {remaining[self.soft]:.1g} of what it was.",
-                Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
-                Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
-                instead="The soft lookup does not learn, or not by its gradient",
-            ),
-            clause(
-                f"A dictionary's answer does not change when the question changes a little: at β {self.hard:g} the"
-                " gradient is 0, and the same descent, the control, stands still.",
-                Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
-                Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], 0.95, 1.05),
-                instead="The hard lookup does not stand still",
-            ),
+        yield clause(
+            f"Every entry answers, in proportion to exp(β q·k): at β 0 with the mean of all values, at β"
+            f" {self.hard:g} with what a dictionary returns; in between the error stays below a bound that falls"
+            " exponentially.",
+            Check("at β 0, distance from the mean of all values", from_mean, most=1e-12),
+            Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
+            Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", over_bound, most=1),
+            Check(f"at β {self.sharpness[0]:g}, the control, distance from dict[key]", rows[0][1], least=0.1),
+            instead="The answers are not those of a lookup",
+        )
+        yield clause(
+            f"A soft answer has a gradient in the query: at β {self.soft:g} descent finds what to ask, and"
+            f" the loss falls to {remaining[self.soft]:.1g} of what it was.",
+            Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
+            Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
+            instead="The soft lookup does not learn, or not by its gradient",
+        )
+        yield clause(
+            f"A dictionary's answer does not change when the question changes a little: at β {self.hard:g} the"
+            " gradient is 0, and the same descent, the control, stands still.",
+            Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
+            Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], 0.95, 1.05),
+            instead="The hard lookup does not stand still",
         )
 
 
@@ -207,31 +205,29 @@ class PermutationLab(Lab):
         )  # fmt: skip
         return self.result(self._conclusion(errors, twins, moved[NONE, "bidirectional"]), (table, after))
 
-    def _conclusion(self, errors: Mapping[Case, list[float]], twins: Mapping[Case, float], moved: float) -> Conclusion:
+    def _conclusion(self, errors: Mapping[Case, list[float]], twins: Mapping[Case, float], moved: float) -> Clauses:
         set_, others = (NONE, "bidirectional"), [key for key in errors if key[0] != NONE]
         error, apart = min(errors[key][-1] for key in others), min(twins[key] for key in others)
-        return (
-            clause(
-                "Without positions and without a mask a transformer reads a set: shuffled tokens give the same vectors,"
-                f" shuffled alike, up to rounding ({errors[set_][-1]:.1g}). The outputs move, so this is equivariance,"
-                " not invariance. Two equal tokens in one row get equal vectors.",
-                Check("no positions, bidirectional: error of permutation", errors[set_][-1], most=1e-12),
-                Check("no positions, bidirectional: distance of outputs left in place", moved, least=0.1),
-                Check("no positions, bidirectional: distance between two equal tokens", twins[set_], most=1e-12),
-                instead="It does not read its input as a set, vector by vector",
-            ),
-            clause(
-                "A causal mask alone makes the order count, since the t-th token sees t tokens.",
-                Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
-                Check("no positions, causal: distance between two equal tokens", twins[NONE, "causal"], least=0.01),
-                instead="Under a causal mask the order does not count",
-            ),
-            clause(
-                f"So does each of {', '.join(dict.fromkeys(name for name, _ in others))}, with either mask.",
-                Check("the smallest error with a position part, either mask", error, least=0.02),
-                Check("the smallest distance between two equal tokens with a position part", apart, least=0.01),
-                instead="A position part leaves the order unseen",
-            ),
+        yield clause(
+            "Without positions and without a mask a transformer reads a set: shuffled tokens give the same vectors,"
+            f" shuffled alike, up to rounding ({errors[set_][-1]:.1g}). The outputs move, so this is equivariance,"
+            " not invariance. Two equal tokens in one row get equal vectors.",
+            Check("no positions, bidirectional: error of permutation", errors[set_][-1], most=1e-12),
+            Check("no positions, bidirectional: distance of outputs left in place", moved, least=0.1),
+            Check("no positions, bidirectional: distance between two equal tokens", twins[set_], most=1e-12),
+            instead="It does not read its input as a set, vector by vector",
+        )
+        yield clause(
+            "A causal mask alone makes the order count, since the t-th token sees t tokens.",
+            Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
+            Check("no positions, causal: distance between two equal tokens", twins[NONE, "causal"], least=0.01),
+            instead="Under a causal mask the order does not count",
+        )
+        yield clause(
+            f"So does each of {', '.join(dict.fromkeys(name for name, _ in others))}, with either mask.",
+            Check("the smallest error with a position part, either mask", error, least=0.02),
+            Check("the smallest distance between two equal tokens with a position part", apart, least=0.01),
+            instead="A position part leaves the order unseen",
         )
 
     def _parts(self, *, causal: bool) -> dict[str, tuple[Absolute | None, PositionSpec | None]]:

@@ -7,7 +7,7 @@ from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, TableSection
 from triptych.spec import causal, full
 from triptych.train import HeldOut, Job, Recipe, check_recipe, evaluate, prepare
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Lab, Setup, clause, size
 from .small_models import Points, fit, masked, with_mask
 
 OPENING = 40  # characters
@@ -27,7 +27,7 @@ class MaskLeakLab(Lab):
     written: int = size(160, "characters that each model writes")
     prompt: str = size("", f"text that each continues; empty: the first {OPENING} held-out characters", blank=True)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         setup.progress("reading the text")
         job = prepare(self._recipe(setup))
         held_out, data = job.trainer.held_out, job.trainer.data
@@ -42,33 +42,28 @@ class MaskLeakLab(Lab):
         nats = {masks: evaluate(module, held_out).nats_per_token for masks, module in modules.items()}
         own, lost = (nats["with the mask", used] for used in MASKS)  # trained with the mask, used with and without it
         blind, leaky = (nats["without", used] for used in MASKS)  # trained without it
-        guess = _frequencies(job, held_out)
-        conclusion = (
-            clause(
-                "Without the mask every place sees the character it has to predict: the model copies the character to"
-                f" its right, and its loss falls to {leaky:.2f} nats, where the model with the mask, the control, has"
-                f" {own:.2f} and guessing by the frequency of characters {guess:.2f}.",
-                Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
-                Check("trained and used without it, over that with it", leaky / own, most=0.1),
-                instead="That one model learns and the one without the mask copies was not seen",
-            ),
-            clause(
-                f"Given its mask back, as in writing, it has nothing to copy and is at {blind:.2f} nats: the lower loss"
-                " was not that of a better model.",
-                Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
-                Check(
-                    "trained without and used with it: gain over guessing by frequency, over that of trained with it",
-                    (guess - blind) / max(guess - own, 1e-9),
-                    most=0.5,
-                ),
-                instead="Given its mask back it is not much worse than the model trained with it",
-            ),
-            clause(
-                f"The model trained with the mask loses {lost - own:.2f} nats when it is taken away: its weights were"
-                " never trained with places ahead in sight.",
-                Check("trained with and used without it, nats above used with it", lost - own, least=0.05),
-                instead="The model trained with the mask can do without it",
-            ),
+        guess, without = _frequencies(job, held_out), "trained without and used with it"
+        gained = (guess - blind) / max(guess - own, 1e-9)
+        yield clause(
+            "Without the mask every place sees the character it has to predict: the model copies the character to"
+            f" its right, and its loss falls to {leaky:.2f} nats, where the model with the mask, the control, has"
+            f" {own:.2f} and guessing by the frequency of characters {guess:.2f}.",
+            Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
+            Check("trained and used without it, over that with it", leaky / own, most=0.1),
+            instead="That one model learns and the one without the mask copies was not seen",
+        )
+        yield clause(
+            f"Given its mask back, as in writing, it has nothing to copy and is at {blind:.2f} nats: the lower loss"
+            " was not that of a better model.",
+            Check(f"{without}, nats above trained with it", blind - own, least=0.75),
+            Check(f"{without}: gain over guessing by frequency, over that of trained with it", gained, most=0.5),
+            instead="Given its mask back it is not much worse than the model trained with it",
+        )
+        yield clause(
+            f"The model trained with the mask loses {lost - own:.2f} nats when it is taken away: its weights were"
+            " never trained with places ahead in sight.",
+            Check("trained with and used without it, nats above used with it", lost - own, least=0.05),
+            instead="The model trained with the mask can do without it",
         )
         rows = [[name, *(f"{nats[name, used]:.2f}" for used in MASKS)] for name in MASKS]
         opening = job.tokenizer.encode(self.prompt) or held_out.batches[0].ids[:OPENING].tolist()
@@ -79,12 +74,9 @@ class MaskLeakLab(Lab):
             samples.append(Sample(None, f"trained {name}, writing {used}", text.text))
         lines = {f"trained {name}": points for name, points in losses.items()}
         guides = {"guessing by frequency": guess, "trained without, used with": blind}
-        sections = (
-            TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows),
-            Curve("Loss in training", "step", "nats per character", lines, guides),
-            Samples(f"What they write after {job.tokenizer.decode(opening)!r}", samples),
-        )
-        return self.result(conclusion, sections)
+        yield TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
+        yield Curve("Loss in training", "step", "nats per character", lines, guides)
+        yield Samples(f"What they write after {job.tokenizer.decode(opening)!r}", samples)
 
     def _recipe(self, setup: Setup) -> Recipe:
         model = {

@@ -22,7 +22,7 @@ from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
 from .bounds import rounded_down
 from .generated_tasks import MarkovRows, TrainedRun, TrainingBudget, train, with_positions
-from .lab import Check, Clause, Conclusion, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clause, Clauses, Findings, Lab, Setup, clause, size
 from .left_to_right import nats_of_prefixes, written
 from .small_models import block
 from .statements import gap
@@ -47,27 +47,22 @@ class MistakesLab(Lab):
     rate: float = size(5e-3, "learning rate")
     tested: int = size(64, "rows that are tested")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         shown = {kind: self._measure(kind, setup.seed) for kind in (RIGHT, *MISTAKES)}
         task = MarkovRows(self.symbols, self.length, setup.seed, self.noise, shortest=self.length)
         trained = {}
         for kind in shown:
             setup.progress(f"training, {kind}: {self.steps} steps")
             trained[kind] = self._train(kind, task, setup.seed)
-        conclusion = (
-            self._control(shown[RIGHT], trained[RIGHT], task),
-            *_untrained(shown),
-            _trained({kind: trained[kind] for kind in MISTAKES}, trained[RIGHT], task),
-        )
+        yield self._control(shown[RIGHT], trained[RIGHT], task)
+        yield from _untrained(shown)
+        yield _trained({kind: trained[kind] for kind in MISTAKES}, trained[RIGHT], task)
         losses = {kind: one.run.losses for kind, one in trained.items()}
         guides = {"entropy of the text": task.entropy, "guess": trained[RIGHT].run.guess}
-        sections = (
-            _table(shown, self.tokens),
-            *(_weights(kind, one.weights) for kind, one in shown.items() if kind != HEADS),
-            _losses(trained, task),
-            Curve("Loss in training", "step", "nats per symbol", losses, guides),
-        )
-        return self.result(conclusion, sections)
+        yield _table(shown, self.tokens)
+        yield from (_weights(kind, one.weights) for kind, one in shown.items() if kind != HEADS)
+        yield _losses(trained, task)
+        yield Curve("Loss in training", "step", "nats per symbol", losses, guides)
 
     def _measure(self, kind: str, seed: int) -> Weighed:
         """One row on random numbers, in fp64, and again with another last token."""
@@ -170,36 +165,34 @@ class TrainedMistake(NamedTuple):
     follows: float
 
 
-def _untrained(shown: Mapping[str, Weighed]) -> Conclusion:
+def _untrained(shown: Mapping[str, Weighed]) -> Clauses:
     """What the weights of each mistake show, and what only another last token shows."""
     after, forgotten, axis, heads = (shown[kind] for kind in MISTAKES)
     least, (low, high) = after.sums(-1)[0], axis.sums(-1)
     future = min(one.future for one in (after, forgotten, axis, heads))
-    return (
-        clause(
-            f"Two mistakes show in the sums. With the {AFTER} a row of weights sums to as little as {least:.2f}. With"
-            f" the {AXIS} the columns sum to 1, and rows to between {low:.2f} and {high:.2f}.",
-            Check(f"{AFTER}: smallest sum of a row", least, most=0.9),
-            Check(f"{AXIS}: largest distance of a column's sum from 1", max(1 - axis.sums(-2)[0], 0), most=1e-12),
-            Check(f"{AXIS}: largest distance of a row's sum from 1", max(1 - low, high - 1), least=0.1),
-            instead="The sums do not show them",
-        ),
-        clause(
-            f"Two do not: with the {FORGOTTEN} rows sum to 1, and {forgotten.hidden:.0%} of the weight is on tokens to"
-            f" come; with {HEADS} the weights themselves look right.",
-            Check(f"{FORGOTTEN}: largest distance of a row's sum from 1", 1 - forgotten.sums(-1)[0], -1e-12, 1e-12),
-            Check(f"{FORGOTTEN}: weight on later tokens", forgotten.hidden, least=0.2),
-            Check(f"{HEADS}: largest distance of a row's sum from 1", 1 - heads.sums(-1)[0], -1e-12, 1e-12),
-            Check(f"{HEADS}: weight on later tokens", heads.hidden, most=0.0),
-            instead="The weights show something else",
-        ),
-        clause(
-            "One test finds all four: with another last token, which no earlier place may see, earlier outputs"
-            f" change, by {rounded_down(future, '.2g')} and more. Where the mask comes after the softmax, hidden keys"
-            " are still in the denominator.",
-            Check("smallest change of earlier outputs by another last token, mistakes", future, least=0.01),
-            instead="Another last token does not find all mistakes",
-        ),
+    yield clause(
+        f"Two mistakes show in the sums. With the {AFTER} a row of weights sums to as little as {least:.2f}. With"
+        f" the {AXIS} the columns sum to 1, and rows to between {low:.2f} and {high:.2f}.",
+        Check(f"{AFTER}: smallest sum of a row", least, most=0.9),
+        Check(f"{AXIS}: largest distance of a column's sum from 1", max(1 - axis.sums(-2)[0], 0), most=1e-12),
+        Check(f"{AXIS}: largest distance of a row's sum from 1", max(1 - low, high - 1), least=0.1),
+        instead="The sums do not show them",
+    )
+    yield clause(
+        f"Two do not: with the {FORGOTTEN} rows sum to 1, and {forgotten.hidden:.0%} of the weight is on tokens to"
+        f" come; with {HEADS} the weights themselves look right.",
+        Check(f"{FORGOTTEN}: largest distance of a row's sum from 1", 1 - forgotten.sums(-1)[0], -1e-12, 1e-12),
+        Check(f"{FORGOTTEN}: weight on later tokens", forgotten.hidden, least=0.2),
+        Check(f"{HEADS}: largest distance of a row's sum from 1", 1 - heads.sums(-1)[0], -1e-12, 1e-12),
+        Check(f"{HEADS}: weight on later tokens", heads.hidden, most=0.0),
+        instead="The weights show something else",
+    )
+    yield clause(
+        "One test finds all four: with another last token, which no earlier place may see, earlier outputs"
+        f" change, by {rounded_down(future, '.2g')} and more. Where the mask comes after the softmax, hidden keys"
+        " are still in the denominator.",
+        Check("smallest change of earlier outputs by another last token, mistakes", future, least=0.01),
+        instead="Another last token does not find all mistakes",
     )
 
 

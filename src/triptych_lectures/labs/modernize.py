@@ -26,7 +26,7 @@ from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
 from .alignment import in_letters, speller
-from .lab import Check, Conclusion, Ints, Lab, LabResult, Sections, Setup, clause, size
+from .lab import Check, Clauses, Ints, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import Points, fit
 
 LONGEST = 128  # letters of a line
@@ -158,51 +158,47 @@ def _best_first(scores: Shares, form: str) -> str:
     return ", ".join(f"{name} {scores[name]:{form}}" for name in sorted(scores, key=lambda name: -scores[name]))
 
 
-def _single_words(changed: Shares, alike: float, ranked: str, judged: Mapping[str, Shares]) -> Conclusion:
+def _single_words(changed: Shares, alike: float, ranked: str, judged: Mapping[str, Shares]) -> Clauses:
     """What is claimed of a short training: `changed` are words that modern editions spell otherwise, `ranked` are the
     systems by the letters of all words, and `judged` is what they write as a whole."""
     model, copied = changed["the model"], changed["copying"]
     chrf = {name: of["chrF"] for name, of in judged.items() if "chrF" in of}
     by_chrf = f"; by chrF of what is written: {_best_first(chrf, '.1f')}" if chrf else ""
-    return (
-        clause(
-            "The model has learned a part of the new spelling: of words that modern editions spell otherwise it writes"
-            f" {model:.1%} of the letters right; control: copying them {copied:.1%}.",
-            Check("words spelt otherwise: wrong letters, over those of copying", _errors(model, copied), most=0.9),
-            instead="Of words that modern editions spell otherwise it writes hardly more letters right than copying",
-        ),
-        clause(
-            f"Words that are spelt alike it mostly leaves as they are: {alike:.1%} of their letters are right. Of all"
-            f" words, the best first: {ranked}{by_chrf}.",
-            Check("words spelt alike: letters right", alike, least=0.9),
-            instead="It garbles words that are spelt alike",
-        ),
+    yield clause(
+        "The model has learned a part of the new spelling: of words that modern editions spell otherwise it writes"
+        f" {model:.1%} of the letters right; control: copying them {copied:.1%}.",
+        Check("words spelt otherwise: wrong letters, over those of copying", _errors(model, copied), most=0.9),
+        instead="Of words that modern editions spell otherwise it writes hardly more letters right than copying",
+    )
+    yield clause(
+        f"Words that are spelt alike it mostly leaves as they are: {alike:.1%} of their letters are right. Of all"
+        f" words, the best first: {ranked}{by_chrf}.",
+        Check("words spelt alike: letters right", alike, least=0.9),
+        instead="It garbles words that are spelt alike",
     )
 
 
-def _whole_lines(every: Shares, unknown: Shares) -> Conclusion:
+def _whole_lines(every: Shares, unknown: Shares) -> Clauses:
     """What is claimed of a whole training: `unknown` are words that the table does not know."""
     model, table, copied = (every[name] for name in SYSTEMS)
     better = _errors(unknown["the model"], unknown["the table"])
-    return (
-        clause(
-            f"Writing whole lines of new plays, the model gets {model:.1%} of the letters of aligned words right;"
-            f" control: copying gets {copied:.1%}.",
-            Check("letters of aligned words right", model, least=LEAST),
-            Check("wrong letters, over those of copying", _errors(model, copied), most=0.5),
-            instead="It has not learned to modernize whole lines",
-        ),
-        clause(
-            f"That is no worse than a table of each word's commonest modern spelling, {table:.1%}.",
-            Check("the table's wrong letters, over the model's", _errors(table, model), least=0.8),
-            instead="A table of each word's commonest modern spelling is better",
-        ),
-        clause(
-            "It reads letters, and so can spell a word it has never seen: of words that the table does not know it gets"
-            f" {unknown['the model']:.1%} of the letters right, the table {unknown['the table']:.1%}.",
-            Check("words not in the table: wrong letters, over the table's", better, most=0.9),
-            instead="Of words that the table does not know it gets hardly more right",
-        ),
+    yield clause(
+        f"Writing whole lines of new plays, the model gets {model:.1%} of the letters of aligned words right;"
+        f" control: copying gets {copied:.1%}.",
+        Check("letters of aligned words right", model, least=LEAST),
+        Check("wrong letters, over those of copying", _errors(model, copied), most=0.5),
+        instead="It has not learned to modernize whole lines",
+    )
+    yield clause(
+        f"That is no worse than a table of each word's commonest modern spelling, {table:.1%}.",
+        Check("the table's wrong letters, over the model's", _errors(table, model), least=0.8),
+        instead="A table of each word's commonest modern spelling is better",
+    )
+    yield clause(
+        "It reads letters, and so can spell a word it has never seen: of words that the table does not know it gets"
+        f" {unknown['the model']:.1%} of the letters right, the table {unknown['the table']:.1%}.",
+        Check("words not in the table: wrong letters, over the table's", better, most=0.9),
+        instead="Of words that the table does not know it gets hardly more right",
     )
 
 

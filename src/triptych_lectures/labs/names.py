@@ -18,7 +18,7 @@ from triptych_lectures.data import play_names as names
 from triptych_lectures.data.play_names import OTHER, PERSON, TAGS, NamedWords
 from triptych_lectures.data.play_scenes import HELD_OUT, plays
 from .bounds import rounded_up
-from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, mean_interval, size
+from .lab import Check, Clauses, Lab, LabResult, Sections, Setup, clause, mean_interval, size
 from .play_encoders import trained
 from .small_models import Points
 
@@ -101,7 +101,7 @@ class NamesLab(Lab):
         by_rules: float,
         by_encoder: float,
         sheet: int,
-    ) -> Conclusion:
+    ) -> Clauses:
         ours, control, gain, (low, high) = scores[ENCODER], scores[CONTROL], fmean(ahead), mean_interval(ahead)
         passed_over = {ENCODER, MIXED, CONTROL} if full else {ENCODER, MIXED, CONTROL, CAPITAL}
         plain = {name: score for name, score in scores.items() if name not in passed_over}
@@ -111,52 +111,45 @@ class NamesLab(Lab):
         first_of_new = max(judged, key=lambda name: judged[name].new)
         first_of_all = max(judged, key=lambda name: judged[name].all)
         rivals = "all others" if full else "the commonest answer, the table and the bag of words"
-        of_both = clause(
-            f"Where a word can be both, as Kent and France, it tells which in {ours.both:.0%} of the cases, the"
-            f" best of the others in {both:.0%}.",
-            Check(
-                "words that are person or place: right, above the best of the others", ours.both - both, least=MARGIN
-            ),
-            instead="Where a word can be both the encoder is not ahead",
+        yield clause(
+            f"Of the names that occur in no play it was trained on, the encoder finds persons and places with F1"
+            f" {ours.new:.2f}; the commonest answer, the table and the bag of words reach"
+            f" {rounded_up(new, '.2f')} at most. Taking every new capital for a person, which needs to know what"
+            f" capitals are for, gives {scores[CAPITAL].new:.2f}. Best of all: {first_of_new}.",
+            Check("names never in training: F1, above the best of these three", ours.new - new, least=MARGIN),
+            instead="On names never in training the encoder is not ahead",
         )
-        kinds = (of_both,) if full else ()
-        return (
-            clause(
-                f"Of the names that occur in no play it was trained on, the encoder finds persons and places with F1"
-                f" {ours.new:.2f}; the commonest answer, the table and the bag of words reach"
-                f" {rounded_up(new, '.2f')} at most. Taking every new capital for a person, which needs to know what"
-                f" capitals are for, gives {scores[CAPITAL].new:.2f}. Best of all: {first_of_new}.",
-                Check("names never in training: F1, above the best of these three", ours.new - new, least=MARGIN),
-                instead="On names never in training the encoder is not ahead",
-            ),
-            clause(
-                f"It reads the words around: {gain:.1%} more of all new words are tagged right in their speech than in"
-                f" random orders of all words (95% interval {low:.1%} to {high:.1%}), where F1 is"
-                f" {scores[MIXED].new:.2f}.",
-                Check(
-                    "new words right in their speech, less in random orders: low end of the 95% interval", low, 0.001
-                ),
-                instead="It does not need the words around",
-            ),
-            *kinds,
-            clause(
-                f"Of all names, most of which it was trained on, it finds them with F1 {ours.all:.2f}, a table of each"
-                f" word's commonest tag with {plain[TABLE].all:.2f}. Best of all, with {judged[first_of_all].all:.2f}:"
-                f" {first_of_all}.",
-                Check(f"all names: F1, over the best of {rivals}", ours.all / best, least=1.0 if full else 0.9),
-                instead="Over all names the encoder falls behind",
-            ),
-            clause(
-                f"Control: trained on tags in a random order its F1 of new names is {control.new:.2f}.",
-                Check("control: F1 of names never in training", control.new, most=0.1),
-                instead="The control learned something",
-            ),
-            clause(
-                f"The labels come from rules; of {sheet} words that were labelled by hand {by_rules:.0%} agree with"
-                f" them, and {by_encoder:.0%} with the encoder.",
-                Check("labels set by hand that agree with the rules", by_rules, least=0.9),
-                instead="The labels are doubtful",
-            ),
+        yield clause(
+            f"It reads the words around: {gain:.1%} more of all new words are tagged right in their speech than in"
+            f" random orders of all words (95% interval {low:.1%} to {high:.1%}), where F1 is"
+            f" {scores[MIXED].new:.2f}.",
+            Check("new words right in their speech, less in random orders: low end of the 95% interval", low, 0.001),
+            instead="It does not need the words around",
+        )
+        if full:
+            yield clause(
+                f"Where a word can be both, as Kent and France, it tells which in {ours.both:.0%} of the cases, the"
+                f" best of the others in {both:.0%}.",
+                Check("words that are person or place: right, above the best of the others", ours.both - both, MARGIN),
+                instead="Where a word can be both the encoder is not ahead",
+            )
+        yield clause(
+            f"Of all names, most of which it was trained on, it finds them with F1 {ours.all:.2f}, a table of each"
+            f" word's commonest tag with {plain[TABLE].all:.2f}. Best of all, with {judged[first_of_all].all:.2f}:"
+            f" {first_of_all}.",
+            Check(f"all names: F1, over the best of {rivals}", ours.all / best, least=1.0 if full else 0.9),
+            instead="Over all names the encoder falls behind",
+        )
+        yield clause(
+            f"Control: trained on tags in a random order its F1 of new names is {control.new:.2f}.",
+            Check("control: F1 of names never in training", control.new, most=0.1),
+            instead="The control learned something",
+        )
+        yield clause(
+            f"The labels come from rules; of {sheet} words that were labelled by hand {by_rules:.0%} agree with"
+            f" them, and {by_encoder:.0%} with the encoder.",
+            Check("labels set by hand that agree with the rules", by_rules, least=0.9),
+            instead="The labels are doubtful",
         )
 
 
@@ -279,13 +272,11 @@ def _spaced(rows: Sequence[NamedWords], count: int) -> list[NamedWords]:
     return [named[i] for i in np.unique(np.linspace(0, len(named) - 1, count).astype(int))]
 
 
-def _sections(words: Words, scores: Mapping[str, Scores], losses: Points) -> tuple[TableSection, Curve]:
+def _sections(words: Words, scores: Mapping[str, Scores], losses: Points) -> Sections:
     right = np.array(words.tags) != OTHER
     counts = [int(right.sum()), int((right & words.new).sum()), int((right & words.both).sum())]
     header = ("", f"F1 of all {counts[0]:,} names", f"F1 of the {counts[1]:,} never in training",
               f"kind right of the {counts[2]:,} that can be both")  # fmt: skip
     rows = [[name, f"{one.all:.3f}", f"{one.new:.3f}", f"{one.both:.1%}"] for name, one in scores.items()]
-    return (
-        TableSection("Names in plays that were held out", header, rows),
-        Curve("Training", "step", "nats a word", {ENCODER: losses}, {}),
-    )
+    yield TableSection("Names in plays that were held out", header, rows)
+    yield Curve("Training", "step", "nats a word", {ENCODER: losses}, {})

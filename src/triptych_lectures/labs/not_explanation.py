@@ -12,21 +12,11 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from . import other_patterns as patterns
 from .bounds import rounded_up
 from .generated_tasks import GeneratedTask, ShuffledTask, TrainedRun, TrainingBudget, held_out_rows, right, train
 from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
-from .other_patterns import (
-    Answers,
-    AskedKind,
-    ClassifierAnswers,
-    Path,
-    Replacement,
-    apart_in,
-    distances,
-    replaced,
-    search,
-    shuffled,
-)
+from .other_patterns import Answers, AskedKind, ClassifierAnswers, Path, Replacement
 from .pretrained import decoder
 from .small_models import curve, encoder, share_table
 
@@ -37,10 +27,10 @@ TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et a
 class NotExplanationLab(Lab):
     name = "not-explanation"
 
-    kinds: int = size(8, "kinds of which the classifier is asked for one")
+    kinds: int = size(8, "kinds of which the classifier is asked for one", most="length")
     values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)
     length: int = size(16, "tokens of a row beside the first, at least as many as kinds")
-    width: int = size(32, "width of the classifier's residual stream")
+    width: int = size(32, "width of the classifier's residual stream", multiple="heads")
     heads: int = size(4, "heads of each layer, which divide the width", full=8)
     layers: int = size(2, "blocks of the classifier", full=3)
     trained: int = size(250, "training steps of the classifier")
@@ -56,12 +46,6 @@ class NotExplanationLab(Lab):
     rate: float = size(0.3, "learning rate of that search")
     faithful: float = size(5.0, "weight of the output in the loss of that search")
     sensitive: int = size(5, "layers where a shuffle alone moves the decoder's output most, compared one by one")
-
-    def __post_init__(self) -> None:
-        if self.kinds > self.length:
-            raise InputError(f"sizes kinds {self.kinds} and length {self.length}: a row has a token of each kind")
-        if self.width % self.heads:
-            raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
 
     @property
     def task(self) -> AskedKind:
@@ -84,14 +68,14 @@ class NotExplanationLab(Lab):
         share, rows = right(module, rows), rows[: self.searched]
         answers = ClassifierAnswers(module, rows)
         steps, rate = self.search_steps, self.search_rate
-        other, path = search(answers, random, steps=steps, rate=rate, faithful=self.search_faithful)
-        mixed = shuffled(answers, other.attention, random)
+        other, path = patterns.search(answers, random, steps=steps, rate=rate, faithful=self.search_faithful)
+        mixed = patterns.shuffled(answers, other.attention, random)
         alone = []  # the change of the output when one layer is shuffled
         for layer in range(self.layers):
-            patterns = answers.patterns.clone()
-            patterns[:, layer] = mixed.patterns[:, layer]
-            alone.append(replaced(answers, patterns).output)
-        changed = float(distances(answers.with_patterns(other.patterns).softmax(-1), answers.output).max())
+            one = answers.patterns.clone()
+            one[:, layer] = mixed.patterns[:, layer]
+            alone.append(patterns.replaced(answers, one).output)
+        changed = float(patterns.distances(answers.with_patterns(other.patterns).softmax(-1), answers.output).max())
         deciding, hidden = torch.tensor([self.task.deciding(row) for row in rows]), answers.ablations()
         scores = {
             "hiding it": hidden,
@@ -103,9 +87,10 @@ class NotExplanationLab(Lab):
         # The first token asks: it is read in every row, and is not among those that are ranked.
         named = {by: float((of[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for by, of in scores.items()}
         needed = float(hidden.gather(1, deciding[:, None]).mean())
-        most = apart_in(answers, other.patterns, alone.index(max(alone)))
+        most = patterns.apart_in(answers, other.patterns, alone.index(max(alone)))
+        where = "where a shuffle alone moves the output most"
         by_attention, by_other = named["attention"], named["attention of the alternative"]
-        ratio = mixed.attention / other.attention
+        ahead, ratio = by_attention - by_other, mixed.attention / other.attention
         conclusion = (
             clause(
                 f"A classifier of {self.layers} layers answers which value the kind that is asked for has, {share:.0%}"
@@ -114,11 +99,7 @@ class NotExplanationLab(Lab):
                 f" {rounded_up(changed, '.1g')}.",
                 Check("classifier: right on new rows", share, least=0.9),
                 Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, 0.4),
-                Check(
-                    "distance of the first token's alternative where a shuffle alone moves the output most",
-                    most,
-                    least=0.3,
-                ),
+                Check(f"distance of the first token's alternative {where}", most, least=0.3),
                 Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
                 instead="The classifier did not learn, or its answers do not stay under other patterns",
             ),
@@ -137,16 +118,12 @@ class NotExplanationLab(Lab):
                 f" {by_other:.0%}.",
                 Check("output change when the deciding token is hidden", needed, least=0.5),
                 Check("rows in which hiding tokens one by one names the deciding token", named["hiding it"], 0.5),
-                Check(
-                    "rows in which the most attention names it, less those of the alternative's",
-                    by_attention - by_other,
-                    least=0.2,
-                ),
+                Check("rows in which the most attention names it, less those of the alternative's", ahead, least=0.2),
                 instead="The token that decides is not the one that matters, or both attentions name it alike",
             ),
         )
         layers = [
-            [str(layer), f"{moved:.3f}", f"{apart_in(answers, other.patterns, layer):.2f}"]
+            [str(layer), f"{moved:.3f}", f"{patterns.apart_in(answers, other.patterns, layer):.2f}"]
             for layer, moved in enumerate(alone)
         ]
         header = ("layer", "output change, this layer shuffled", "distance of the alternative")
@@ -169,12 +146,12 @@ class NotExplanationLab(Lab):
         last = Answers(model, [ids], at=len(ids) - 1, query=len(ids) - 1)
         layers, random = range(last.patterns.shape[1]), torch.Generator().manual_seed(setup.seed)
         setup.progress(f"searching for other patterns in all {len(layers)} layers of the decoder, {self.steps} steps")
-        other, path = search(last, random, steps=self.steps, rate=self.rate, faithful=self.faithful)
+        other, path = patterns.search(last, random, steps=self.steps, rate=self.rate, faithful=self.faithful)
         setup.progress("shuffling the decoder's patterns")
-        mixed = shuffled(last, other.attention, random)
+        mixed = patterns.shuffled(last, other.attention, random)
         alone = [float(last.moved([last.edit(mixed.patterns, layer)])) for layer in layers]
         sensitive = sorted(layers, key=lambda layer: -alone[layer])[: self.sensitive]
-        apart = {layer: apart_in(last, other.patterns, layer) for layer in sensitive}
+        apart = {layer: patterns.apart_in(last, other.patterns, layer) for layer in sensitive}
         setup.progress("hiding one token of the decoder after the other")
         hidden = [float(last.moved_without(key)) for key in range(len(ids))]
         tokens = [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
@@ -182,6 +159,7 @@ class NotExplanationLab(Lab):
         drop, read = max(hidden), weights.index(max(weights))  # the largest change, and the token that is read most
         needed, over_read = hidden.index(drop), drop / (hidden[read] or math.nan)
         where = f"in the {len(apart)} layers where a shuffle alone moves the output most"
+        ratio = mixed.attention / other.attention
         conclusion = (
             clause(
                 "In all layers and heads of the pretrained decoder at once the last token's attention can be exchanged"
@@ -192,7 +170,7 @@ class NotExplanationLab(Lab):
                 Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
                 Check(
                     "decoder, control: distance of the shuffled patterns over that of the alternative",
-                    mixed.attention / other.attention,
+                    ratio,
                     0.95,
                     1.05,
                 ),

@@ -19,7 +19,7 @@ from triptych.page import TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec, full
 from triptych.train import Example
 from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, right, train, training_curve
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, size
 from .small_models import CAUSAL, block, curve, decoder
 
 ENCODER, DECODER = "encoder", "causal decoder"
@@ -116,7 +116,7 @@ class OrderLab(Lab):
     def task(self) -> FirstOfTwo:
         return FirstOfTwo(self.most, self.others, self.length)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         deep = [OrderCase(DECODER, layers) for layers in self.depths]
         placed = [PLACED, OrderCase(DECODER, 1, placed=True), OrderCase(DECODER, 2, placed=True)]
         models = {case: self._trained(case, setup) for case in (BLIND, *placed, *deep, MIXED)}
@@ -126,36 +126,34 @@ class OrderLab(Lab):
         share = {case: model.right for case, model in models.items()}
         worst_placed, worst_deep = (min(share[case] for case in of) for of in (placed, deep[1:]))
         before, after = places[deep[-1]][:2]
-        conclusion = (
-            clause(
-                f"An encoder without positions is right in {share[BLIND]:.1%}, which is what the counts of the tokens"
-                f" give ({counts:.1%}). With positions every model is right, {worst_placed:.1%} at the worst.",
-                near_counts(BLIND, share[BLIND] - counts),
-                Check("with positions: right, the worst model", worst_placed, least=SOLVED),
-                instead="That positions decide what can be answered was not seen",
-            ),
-            clause(
-                f"A causal decoder without positions does no better with one layer ({share[deep[0]]:.1%}), whose last"
-                f" token reads embeddings alone. With more it does ({worst_deep:.1%} at the worst): their tokens have"
-                " read those before them and no others.",
-                near_counts(deep[0], share[deep[0]] - counts),
-                Check("decoders of more layers, without positions: right, the worst", worst_deep, least=SOLVED),
-                instead="That the mask replaces positions from the second layer on was not seen",
-            ),
-            clause(
-                f"After the decoder's first layer a linear fit explains {after:.0%} of the variance of the place, and"
-                " before it nothing, as in the whole encoder.",
-                Check("decoder without positions: R² of the place after its first layer", after, least=0.5),
-                Check("decoder without positions: R² of the place before it", before, most=0.1),
-                Check("encoder without positions: R² of the place, the best layer", max(places[BLIND]), most=0.1),
-                instead="The place was not where the mask should put it",
-            ),
-            clause(
-                "Control: where the tokens were shuffled after the answer was taken, a model with positions is right in"
-                f" {share[MIXED]:.1%}, as from counts.",
-                near_counts(MIXED, share[MIXED] - counts),
-                instead="Where the order says nothing, a model with positions was not as right as counts are",
-            ),
+        yield clause(
+            f"An encoder without positions is right in {share[BLIND]:.1%}, which is what the counts of the tokens"
+            f" give ({counts:.1%}). With positions every model is right, {worst_placed:.1%} at the worst.",
+            near_counts(BLIND, share[BLIND] - counts),
+            Check("with positions: right, the worst model", worst_placed, least=SOLVED),
+            instead="That positions decide what can be answered was not seen",
+        )
+        yield clause(
+            f"A causal decoder without positions does no better with one layer ({share[deep[0]]:.1%}), whose last"
+            f" token reads embeddings alone. With more it does ({worst_deep:.1%} at the worst): their tokens have"
+            " read those before them and no others.",
+            near_counts(deep[0], share[deep[0]] - counts),
+            Check("decoders of more layers, without positions: right, the worst", worst_deep, least=SOLVED),
+            instead="That the mask replaces positions from the second layer on was not seen",
+        )
+        yield clause(
+            f"After the decoder's first layer a linear fit explains {after:.0%} of the variance of the place, and"
+            " before it nothing, as in the whole encoder.",
+            Check("decoder without positions: R² of the place after its first layer", after, least=0.5),
+            Check("decoder without positions: R² of the place before it", before, most=0.1),
+            Check("encoder without positions: R² of the place, the best layer", max(places[BLIND]), most=0.1),
+            instead="The place was not where the mask should put it",
+        )
+        yield clause(
+            "Control: where the tokens were shuffled after the answer was taken, a model with positions is right in"
+            f" {share[MIXED]:.1%}, as from counts.",
+            near_counts(MIXED, share[MIXED] - counts),
+            instead="Where the order says nothing, a model with positions was not as right as counts are",
         )
         rows = [[case.name, f"{model.right:.1%}", f"{model.run.end:.3f}"] for case, model in models.items()]
         title = f"Which comes first, on {self.tested:,} new rows; from counts {counts:.1%}"
@@ -164,13 +162,10 @@ class OrderLab(Lab):
         filled = [[name, *line, *[""] * (len(header) - 1 - len(line))] for name, line in reads.items()]
         shown = {case.name: models[case].run for case in (BLIND, PLACED, *deep[:2])}
         by_depth = {"decoder": [share[case] for case in deep]}
-        sections = (
-            TableSection(title, ("model", "right", "nats at the end"), rows),
-            curve("Right without positions", "layers", "share", self.depths, by_depth, {"from counts": counts}),
-            TableSection("R² of a linear fit of the place", header, filled),
-            training_curve("In training", "nats an answer", shown),
-        )
-        return self.result(conclusion, sections)
+        yield TableSection(title, ("model", "right", "nats at the end"), rows)
+        yield curve("Right without positions", "layers", "share", self.depths, by_depth, {"from counts": counts})
+        yield TableSection("R² of a linear fit of the place", header, filled)
+        yield training_curve("In training", "nats an answer", shown)
 
     def _trained(self, case: OrderCase, setup: Setup) -> TrainedModel:
         setup.progress(f"{case.name}: {self.steps} steps")

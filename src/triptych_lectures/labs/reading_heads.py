@@ -13,23 +13,13 @@ import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
-from .generated_tasks import (
-    GeneratedTask,
-    Places,
-    ShuffledTask,
-    TrainedHead,
-    TrainingBudget,
-    attention_alone,
-    held_out_rows,
-    multiply_queries_and_keys,
-    trained_head,
-    training_curve,
-)
-from .lab import Check, Clause, Ints, Lab, LabResult, Setup, clause, size
+from . import generated_tasks as tasks
+from .generated_tasks import GeneratedTask, Places, ShuffledTask, TrainedHead, TrainingBudget
+from .lab import Check, Clause, Findings, Ints, Lab, Setup, clause, size
+from .statements import gap
 
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 
@@ -43,15 +33,11 @@ class ReadingLab(Lab):
     width: int = size(32, "width of the residual stream")
     symbols: int = size(8, "different symbols, two or more", least=2)
     length: int = size(12, "symbols of a row, more than `back`", least=2)
-    back: int = size(3, "places back that the head must read")
+    back: int = size(3, "places back that the head must read", below="length")
     steps: int = size(150, "training steps")
     rows: int = size(16, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW")
     tested: int = size(64, "rows that the share of right answers is taken from")
-
-    def __post_init__(self) -> None:
-        if self.back >= self.length:
-            raise InputError(f"sizes back {self.back} and length {self.length}: the length must be above the places")
 
     @property
     def task(self) -> Places:
@@ -60,7 +46,7 @@ class ReadingLab(Lab):
     def learned(self, module: nn.Transformer, task: GeneratedTask, seed: int) -> TrainedHead:
         """`module` after training on `task` with these sizes."""
         budget = TrainingBudget(self.steps, self.rows, self.rate)
-        return trained_head(module, task, budget, self.tested, seed)
+        return tasks.trained_head(module, task, budget, self.tested, seed)
 
     def swept(self, setup: Setup, modules: Mapping[tuple[str, int], nn.Transformer]) -> Heads:
         """Each module after training."""
@@ -72,7 +58,7 @@ class ReadingLab(Lab):
 
     def scores(self, module: nn.Transformer, seed: int) -> Tensor:
         """Those of queries with the keys that they see, of some rows, one after the other."""
-        rows = [row.ids.tolist() for row in held_out_rows(self.task, 8, seed)]
+        rows = [row.ids.tolist() for row in tasks.held_out_rows(self.task, 8, seed)]
         traced = Model(module).trace(rows, read=["blocks.0.attn.scores"])["blocks.0.attn.scores"]
         return torch.cat([own[torch.ones_like(own).tril().bool()] for own in traced])
 
@@ -108,7 +94,7 @@ class TrainedScaleLab(ReadingLab):
     widths: Ints = size((4, 64, 1024), "d, widths of the head's queries and keys, ascending", values=2, ascending=True)
     length: int = size(32, "symbols of a row, more than `back`", least=2)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         narrow, wide = self.widths[0], self.widths[-1]
         cases = [(name, d) for d in self.widths for name in (SCALED, PLAIN)] + [(SMALLER, wide)]
         modules = {case: self.head(*case, setup.seed) for case in cases}
@@ -117,45 +103,41 @@ class TrainedScaleLab(ReadingLab):
         right = {case: head.right for case, head in heads.items()}
         worst = min(right[SCALED, d] for d in self.widths)
         lost = {d: right[SCALED, d] - right[PLAIN, d] for d in self.widths}
-        conclusion = (
-            clause(
-                f"With 1/√d the head learns to read the symbol {self.back} places back at every d, {worst:.0%} right"
-                " at the worst.",
-                Check("1/√d: answers right, the worst over all d", worst, least=0.75),
-                instead="The head did not learn with the division",
-            ),
-            clause(
-                f"Without it the scores of a new head of d {wide} have a standard deviation of {plain.std():.3g}, with"
-                f" it {scaled.std():.2g}. At d {narrow} it learns all the same ({right[PLAIN, narrow]:.0%}), at d"
-                f" {wide} not within {self.steps} steps ({right[PLAIN, wide]:.0%}).",
-                Check(f"d {wide}: deviation of a new head's scores over √d", float(plain.std()) / wide**0.5, 1 / 3, 3),
-                Check(f"d {wide}: answers right with 1/√d, less without", lost[wide], least=0.25),
-                Check(f"control: d {narrow}: answers right with 1/√d, less without", lost[narrow], -0.1, 0.1),
-                instead="The division did not decide at large d alone",
-            ),
-            clause(
-                f"The same head of d {wide} learns without the division where its first weights are so much smaller"
-                f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
-                " protects is the beginning of training.",
-                Check(f"control: d {wide}, no scale, drawn smaller: answers right", right[SMALLER, wide], least=0.75),
-                Check(
-                    "distance of its first scores from those of 1/√d", float((small - scaled).abs().max()), most=1e-3
-                ),
-                instead="The head of smaller first weights did not learn, or began with other scores",
-            ),
-            self.control(setup, self.head(SCALED, narrow, setup.seed)),
+        yield clause(
+            f"With 1/√d the head learns to read the symbol {self.back} places back at every d, {worst:.0%} right"
+            " at the worst.",
+            Check("1/√d: answers right, the worst over all d", worst, least=0.75),
+            instead="The head did not learn with the division",
         )
+        yield clause(
+            f"Without it the scores of a new head of d {wide} have a standard deviation of {plain.std():.3g}, with"
+            f" it {scaled.std():.2g}. At d {narrow} it learns all the same ({right[PLAIN, narrow]:.0%}), at d"
+            f" {wide} not within {self.steps} steps ({right[PLAIN, wide]:.0%}).",
+            Check(f"d {wide}: deviation of a new head's scores over √d", float(plain.std()) / wide**0.5, 1 / 3, 3),
+            Check(f"d {wide}: answers right with 1/√d, less without", lost[wide], least=0.25),
+            Check(f"control: d {narrow}: answers right with 1/√d, less without", lost[narrow], -0.1, 0.1),
+            instead="The division did not decide at large d alone",
+        )
+        yield clause(
+            f"The same head of d {wide} learns without the division where its first weights are so much smaller"
+            f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
+            " protects is the beginning of training.",
+            Check(f"control: d {wide}, no scale, drawn smaller: answers right", right[SMALLER, wide], least=0.75),
+            Check("distance of its first scores from those of 1/√d", gap(small, scaled), most=1e-3),
+            instead="The head of smaller first weights did not learn, or began with other scores",
+        )
+        yield self.control(setup, self.head(SCALED, narrow, setup.seed))
         at_most = {name: heads[name, wide].run for name in (SCALED, PLAIN, SMALLER)}
-        sections = self.table(heads), training_curve(f"d {wide} in training", "nats a symbol", at_most)
-        return self.result(conclusion, sections)
+        yield self.table(heads)
+        yield tasks.training_curve(f"d {wide} in training", "nats a symbol", at_most)
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
         """One layer of attention with one head, whose queries and keys have width d, its values that of the stream."""
         scale = None if name == SCALED else 1.0
         attn = attention(self.width, 1, head_width=d, value_width=self.width, scale=scale)
-        module = attention_alone(attn, self.symbols, self.length, seed)
+        module = tasks.attention_alone(attn, self.symbols, self.length, seed)
         if name == SMALLER:
-            multiply_queries_and_keys(module, d**-0.25)
+            tasks.multiply_queries_and_keys(module, d**-0.25)
         return module
 
 
@@ -172,7 +154,7 @@ class TrainedScoresLab(ReadingLab):
     steps: int = size(150, "training steps", full=200)
     tested: int = size(64, "rows that the share of right answers is taken from", full=200)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         narrow, wide = self.widths[0], self.widths[-1]
         modules = {(name, d): self.head(name, d, setup.seed) for d in self.widths for name in SCORES}
         first = {name: float(self.scores(modules[name, wide], setup.seed).std()) for name in SCORES}
@@ -181,36 +163,33 @@ class TrainedScoresLab(ReadingLab):
         apart = max((right[ADDITIVE, d] - right[DIVIDED, d] for d in self.widths), key=abs)
         worst = min(right[ADDITIVE, d] for d in self.widths)
         ahead = {d: right[ADDITIVE, d] - right[UNDIVIDED, d] for d in self.widths}
+        smaller = first[ADDITIVE] / first[UNDIVIDED]
         more = "answers right with the additive score, less with the dot product without scale"
-        conclusion = (
-            clause(
-                f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs"
-                f" no scale ({right[UNDIVIDED, narrow]:.0%} right, additive {right[ADDITIVE, narrow]:.0%}).",
-                Check("additive: answers right, the worst over all d", worst, least=0.75),
-                Check(f"control: d {narrow}: {more}", ahead[narrow], -0.1, 0.1),
-                instead="The additive score did not learn at every d, or at small d the two were not alike",
-            ),
-            clause(
-                f"At d {wide} it does: {right[UNDIVIDED, wide]:.0%} are right after {self.steps} steps without a scale,"
-                f" {right[ADDITIVE, wide]:.0%} with the additive score, whose first scores have a standard deviation of"
-                f" {first[ADDITIVE]:.2g}, where those of the dot product have {first[UNDIVIDED]:.3g}.",
-                Check(f"d {wide}: {more}", ahead[wide], least=0.25),
-                Check(
-                    "deviation of first scores, additive over the other", first[ADDITIVE] / first[UNDIVIDED], most=0.5
-                ),
-                instead="The additive score was not ahead of the dot product without scale",
-            ),
-            clause(
-                "The division by √d makes up for what the additive score had ahead:"
-                f" {right[DIVIDED, wide]:.0%} right at d {wide}, and within 0.1 of it at every d.",
-                Check("answers right, additive less 1/√d, furthest from 0 over all d", apart, -0.1, 0.1),
-                instead="The additive score and the divided dot product were not alike",
-            ),
-            self.control(setup, self.head(ADDITIVE, narrow, setup.seed)),
+        yield clause(
+            f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs"
+            f" no scale ({right[UNDIVIDED, narrow]:.0%} right, additive {right[ADDITIVE, narrow]:.0%}).",
+            Check("additive: answers right, the worst over all d", worst, least=0.75),
+            Check(f"control: d {narrow}: {more}", ahead[narrow], -0.1, 0.1),
+            instead="The additive score did not learn at every d, or at small d the two were not alike",
         )
+        yield clause(
+            f"At d {wide} it does: {right[UNDIVIDED, wide]:.0%} are right after {self.steps} steps without a scale,"
+            f" {right[ADDITIVE, wide]:.0%} with the additive score, whose first scores have a standard deviation of"
+            f" {first[ADDITIVE]:.2g}, where those of the dot product have {first[UNDIVIDED]:.3g}.",
+            Check(f"d {wide}: {more}", ahead[wide], least=0.25),
+            Check("deviation of first scores, additive over the other", smaller, most=0.5),
+            instead="The additive score was not ahead of the dot product without scale",
+        )
+        yield clause(
+            "The division by √d makes up for what the additive score had ahead:"
+            f" {right[DIVIDED, wide]:.0%} right at d {wide}, and within 0.1 of it at every d.",
+            Check("answers right, additive less 1/√d, furthest from 0 over all d", apart, -0.1, 0.1),
+            instead="The additive score and the divided dot product were not alike",
+        )
+        yield self.control(setup, self.head(ADDITIVE, narrow, setup.seed))
         at_most = {name: heads[name, wide].run for name in SCORES}
-        sections = self.table(heads), training_curve(f"In training, d {wide}", "nats a token", at_most)
-        return self.result(conclusion, sections)
+        yield self.table(heads)
+        yield tasks.training_curve(f"In training, d {wide}", "nats a token", at_most)
 
     def scorer(self, name: str, d: int) -> AttentionSpec:
         """One head whose queries and keys have width d and whose values that of the stream."""
@@ -220,7 +199,7 @@ class TrainedScoresLab(ReadingLab):
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
         """One layer of attention with this score."""
-        return attention_alone(self.scorer(name, d), self.symbols, self.length, seed)
+        return tasks.attention_alone(self.scorer(name, d), self.symbols, self.length, seed)
 
 
 DOT, COSINE = "dot product", "cosine"
@@ -235,7 +214,7 @@ class CosineScoresLab(ReadingLab):
     factor: float = size(16.0, "how much larger the other weights of queries and keys are drawn")
     length: int = size(16, "symbols of a row, more than `back`", least=2)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         before, heads, after = dict[Begun, float](), dict[Begun, TrainedHead](), dict[Begun, float]()
         for case in product((DOT, COSINE), (DRAWN, LARGER)):
             setup.progress(f"{case[0]}, weights {case[1]}: {self.steps} steps")
@@ -245,50 +224,45 @@ class CosineScoresLab(ReadingLab):
             after[case] = self._largest(module, setup.seed)
         larger = f"weights {self.factor:g} times as large"
         less, bounded = heads[DOT, DRAWN].right - heads[DOT, LARGER].right, "largest score before training, over √d"
-        conclusion = (
-            clause(
-                f"From weights as they are drawn both scores learn: {heads[DOT, DRAWN].right:.0%} of the answers are"
-                f" right with dot products, {heads[COSINE, DRAWN].right:.0%} with cosines.",
-                Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
-                Check("cosine: answers right, weights as drawn", heads[COSINE, DRAWN].right, least=0.75),
-                instead="From weights as drawn not both of them learned",
-            ),
-            clause(
-                f"From {larger} of queries and keys, {heads[DOT, LARGER].right:.0%} are right with dot products"
-                f" after {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
-                Check(f"dot product: answers right less with {larger}", less, least=0.25),
-                Check(f"cosine: answers right with {larger}", heads[COSINE, LARGER].right, least=0.75),
-                instead="The size of the first weights did not decide for dot products alone",
-            ),
-            clause(
-                "A dot product grows with the length of query and key, and its first scores reach"
-                f" {before[DOT, LARGER]:.0f} times √d from these weights. A cosine does not: no score of a new head is"
-                f" above √d ({max(before[COSINE, begin] for begin in (DRAWN, LARGER)):.2f} times).",
-                Check(f"cosine: {bounded}", max(before[COSINE, begin] for begin in (DRAWN, LARGER)), most=1.001),
-                Check(f"control: dot product, {larger}: {bounded}", before[DOT, LARGER], least=1.001),
-                instead="The scores were not bounded as claimed",
-            ),
-            self.control(setup, self.head(COSINE, DRAWN, setup.seed)),
+        yield clause(
+            f"From weights as they are drawn both scores learn: {heads[DOT, DRAWN].right:.0%} of the answers are"
+            f" right with dot products, {heads[COSINE, DRAWN].right:.0%} with cosines.",
+            Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
+            Check("cosine: answers right, weights as drawn", heads[COSINE, DRAWN].right, least=0.75),
+            instead="From weights as drawn not both of them learned",
         )
+        yield clause(
+            f"From {larger} of queries and keys, {heads[DOT, LARGER].right:.0%} are right with dot products"
+            f" after {self.steps} steps and {heads[COSINE, LARGER].right:.0%} with cosines.",
+            Check(f"dot product: answers right less with {larger}", less, least=0.25),
+            Check(f"cosine: answers right with {larger}", heads[COSINE, LARGER].right, least=0.75),
+            instead="The size of the first weights did not decide for dot products alone",
+        )
+        yield clause(
+            "A dot product grows with the length of query and key, and its first scores reach"
+            f" {before[DOT, LARGER]:.0f} times √d from these weights. A cosine does not: no score of a new head is"
+            f" above √d ({max(before[COSINE, begin] for begin in (DRAWN, LARGER)):.2f} times).",
+            Check(f"cosine: {bounded}", max(before[COSINE, begin] for begin in (DRAWN, LARGER)), most=1.001),
+            Check(f"control: dot product, {larger}: {bounded}", before[DOT, LARGER], least=1.001),
+            instead="The scores were not bounded as claimed",
+        )
+        yield self.control(setup, self.head(COSINE, DRAWN, setup.seed))
         rows = [
             [*case, f"{head.right:.0%}", f"{head.run.end:.2f}", f"{before[case]:.2f}", f"{after[case]:.2f}"]
             for case, head in heads.items()
         ]
         header = ("score", "weights", "right", "nats at the end", "largest score / √d before", "after")
         by_name = {f"{name}, weights {begin}": head.run for (name, begin), head in heads.items()}
-        sections = (
-            TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows),
-            training_curve("In training", "nats a token", by_name),
-        )
-        return self.result(conclusion, sections)
+        yield TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows)
+        yield tasks.training_curve("In training", "nats a token", by_name)
 
     def head(self, name: str, begin: str, seed: int) -> nn.Transformer:
         """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""
         norm = RMSNormSpec(width=self.d) if name == COSINE else None
         attn = attention(self.width, 1, head_width=self.d, value_width=self.width, q_norm=norm, k_norm=norm)
-        module = attention_alone(attn, self.symbols, self.length, seed)
+        module = tasks.attention_alone(attn, self.symbols, self.length, seed)
         if begin == LARGER:
-            multiply_queries_and_keys(module, self.factor)
+            tasks.multiply_queries_and_keys(module, self.factor)
         return module
 
     def _largest(self, module: nn.Transformer, seed: int) -> float:

@@ -22,7 +22,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.probe import Read, put
 from triptych.probe.role_texts import TEXTS
-from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clauses, Findings, Lab, Setup, clause, size
 from .pretrained import decoder
 from .small_models import curve
 
@@ -47,7 +47,7 @@ class RedundancyLab(Lab):
     orders: int = size(2, "random orders, two or more", full=10, least=2)
     rise: float = size(0.1, "share of itself by which the loss may rise", most=1)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         """Raises InputError for anything but a decoder with a tokenizer, and for a text without two tokens."""
         model = decoder(setup)
         if model.spec.layout != "decoder" or model.tokenizer is None:
@@ -66,41 +66,37 @@ class RedundancyLab(Lab):
             setup.progress(f"taking out heads, {name}")
             losses[name] = [whole, *(heads.loss(held_out, order[:count]) for count in counts), none]
         out = Removal((0, *counts, len(heads.order)), losses, self.rise)
-        sections = (
-            out.table(),
-            curve("Loss with heads taken out", "heads that are out", "nats a token", out.counts, losses),
-        )
-        return self.result(self._conclusion(out), sections)
+        yield out.table()
+        yield curve("Loss with heads taken out", "heads that are out", "nats a token", out.counts, losses)
+        yield from self._conclusion(out)
 
-    def _conclusion(self, out: Removal) -> Conclusion:
+    def _conclusion(self, out: Removal) -> Clauses:
         total, spared, last = out.counts[-1], out.spared(BY_SCORE), out.spared(REVERSE)
         random = [name for name in out.losses if name not in (BY_SCORE, REVERSE)]
         at_random = sorted(map(out.spared, random))
         rises = sorted(map(out.mean_rise, random))
         best, worst, without = out.mean_rise(BY_SCORE), out.mean_rise(REVERSE), out.risen(BY_SCORE, total)
         control = fmean(rises) or math.nan
-        return (
-            clause(
-                f"Many heads are redundant: with the least important first, {spared} of {total} can go before the loss"
-                f" on held-out text rises by more than {self.rise:.0%}.",
-                Check(f"share of the heads that can go, {BY_SCORE}", spared / total, least=0.2),
-                instead="Few heads can go",
-            ),
-            clause(
-                f"Some are needed: with the most important first, {last} can go, and without any head the loss rises by"
-                f" {without:.0%}.",
-                Check(f"share of the heads that can go, {REVERSE}", last / total, most=0.05),
-                Check("rise of the loss without any head, as a share of it", without, least=0.5),
-                instead="The heads with the highest score are not needed",
-            ),
-            clause(
-                f"It matters which ones go: at all counts the loss rises by {best:.0%} on average, and by {worst:.0%}"
-                f" in the reverse order. Control: in {len(random)} random orders, in which {_range(at_random)}"
-                f" can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
-                Check("mean rise of the loss, by score over random", best / control, most=0.75),
-                Check("mean rise of the loss, in the reverse order over random", worst / control, least=1.33),
-                instead="A random order does about as well as the score, or as badly as its reverse",
-            ),
+        yield clause(
+            f"Many heads are redundant: with the least important first, {spared} of {total} can go before the loss"
+            f" on held-out text rises by more than {self.rise:.0%}.",
+            Check(f"share of the heads that can go, {BY_SCORE}", spared / total, least=0.2),
+            instead="Few heads can go",
+        )
+        yield clause(
+            f"Some are needed: with the most important first, {last} can go, and without any head the loss rises by"
+            f" {without:.0%}.",
+            Check(f"share of the heads that can go, {REVERSE}", last / total, most=0.05),
+            Check("rise of the loss without any head, as a share of it", without, least=0.5),
+            instead="The heads with the highest score are not needed",
+        )
+        yield clause(
+            f"It matters which ones go: at all counts the loss rises by {best:.0%} on average, and by {worst:.0%}"
+            f" in the reverse order. Control: in {len(random)} random orders, in which {_range(at_random)}"
+            f" can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
+            Check("mean rise of the loss, by score over random", best / control, most=0.75),
+            Check("mean rise of the loss, in the reverse order over random", worst / control, least=1.33),
+            instead="A random order does about as well as the score, or as badly as its reverse",
         )
 
 

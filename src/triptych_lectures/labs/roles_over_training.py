@@ -16,15 +16,15 @@ import torch
 from torch.nn import functional as F
 
 from triptych import nn
-from triptych.errors import InputError, counted
+from triptych.errors import counted
 from triptych.model import Model
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.train import Example, OptimizerSettings, Pairs, Schedule
 from triptych.train.objectives import Ids
 from .bounds import rounded_down
 from .generated_tasks import with_positions
 from .induction import pattern_scores
-from .lab import Check, Conclusion, Lab, LabResult, Setup, clause, size
+from .lab import Check, Clauses, Lab, LabResult, Sections, Setup, clause, size
 from .small_models import block, curve, fit
 
 LOOKS = 40  # times that a model is measured in training
@@ -91,19 +91,13 @@ class RolesOverTrainingLab(Lab):
     width: int = size(48, "model width D, a multiple of the heads", multiple="heads")
     heads: int = size(4, "heads of each layer")
     vocab: int = size(40, "tokens that there are, at least `longest`")
-    follow: int = size(16, "tokens that may follow each, less than `vocab`")
-    shortest: int = size(8, "tokens of the shortest walk, 8 or more", least=8)
-    longest: int = size(20, "tokens of the longest one")
+    follow: int = size(16, "tokens that may follow each, less than `vocab`", below="vocab")
+    shortest: int = size(8, "tokens of the shortest walk, 8 or more", least=8, most="longest")
+    longest: int = size(20, "tokens of the longest one", most="vocab")
     draws: int = size(3, "initializations of each model; of each measure the median is judged")
     steps: int = size(400, "training steps, a multiple of 40", multiple=LOOKS)
     rows: int = size(32, "rows of a training step")
     tested: int = size(32, "rows that are measured")
-
-    def __post_init__(self) -> None:
-        if not self.shortest <= self.longest <= self.vocab:
-            raise InputError("sizes shortest, longest and vocab: must not decrease in this order")
-        if self.follow >= self.vocab:
-            raise InputError(f"size follow: {self.follow} must be below the {self.vocab} tokens of vocab")
 
     def run(self, setup: Setup) -> LabResult:
         noise = np.random.default_rng(setup.seed)
@@ -139,68 +133,48 @@ class RolesOverTrainingLab(Lab):
         )  # fmt: skip
         return history
 
-    def _conclusion(self, histories: Sequence[dict[int, History]]) -> Conclusion:
+    def _conclusion(self, histories: Sequence[dict[int, History]]) -> Clauses:
         guess, table = math.log(self.vocab), math.log(self.follow)
         every = [Measures.of(one[1], one[2], guess, table) for one in histories]
         m = Measures(*map(median, zip(*every, strict=True)))
         at, share = histories[0][2].steps, "share of the training"
         midway = {name: at[int(getattr(m, f"midway_{name}"))] for name in ("saved", "induction", "previous")}
-        after = (m.midway_induction - m.midway_saved) / LOOKS
-        return (
-            clause(
-                "Both models first learn the table of what may follow what, which needs no attention:"
-                f" {rounded_down(m.learned, '.0%')} of the way or more after a third of the training.",
-                Check("learned of the table after a third of the training, the less of the two", m.learned, 0.5, 1.1),
-                instead="The table alone was not learned first",
-            ),
-            clause(
-                f"Then the loss of what is read again falls: what a repetition saves has come half its way by step"
-                f" {midway['saved']}. The score of a head of the second layer, which looks for what followed a token"
-                f" before, does so later, by step {midway['induction']}, and ends at {m.induction:.2f}.",
-                Check(f"induction score midway, after what a repetition saves, {share}", after, NEXT, SOON),
-                Check(
-                    f"what a repetition saves midway, after the loss of the first reading, {share}",
-                    (m.midway_saved - m.midway_first) / LOOKS,
-                    least=SOON,
-                ),
-                Check("induction score at the end", m.induction, least=APPEARED),
-                Check("nats that a repetition saves at the end", m.saved, least=1.0),
-                instead="The loss and the head did not change in this order",
-            ),
-            clause(
-                f"The head of the first layer that it reads from does so before it, by step {midway['previous']}, and"
-                f" ends with {m.previous:.2f} of its weight on the token before; in one layer the highest is"
-                f" {m.shallow_previous:.2f}.",
-                Check(
-                    "previous-token score midway, after that of induction",
-                    (m.midway_previous - m.midway_induction) / LOOKS,
-                    most=-NEXT,
-                ),
-                Check(
-                    "previous-token score in the first of two layers, over that of one layer",
-                    m.previous / m.shallow_previous,
-                    least=2.0,
-                ),
-                instead="That a head of two layers comes to read the token before, and none of one, was not seen",
-            ),
-            clause(
-                "Control: in one layer, trained alike, no head of induction appears at any step. It saves"
-                f" {m.shallow_saved:.1f} nats, two layers {m.saved:.1f}.",
-                Check(
-                    "one layer: highest score at any step, over two layers' at the end",
-                    m.shallow_induction / m.induction,
-                    most=0.5,
-                ),
-                Check(
-                    "one layer: what a repetition saves at the end, over two layers'",
-                    m.shallow_saved / m.saved,
-                    most=0.5,
-                ),
-                instead="One layer is not clearly behind two",
-            ),
+        later, after = (m.midway_saved - m.midway_first) / LOOKS, (m.midway_induction - m.midway_saved) / LOOKS
+        before, saves = (m.midway_previous - m.midway_induction) / LOOKS, "what a repetition saves"
+        more_previous, less_induction = m.previous / m.shallow_previous, m.shallow_induction / m.induction
+        yield clause(
+            "Both models first learn the table of what may follow what, which needs no attention:"
+            f" {rounded_down(m.learned, '.0%')} of the way or more after a third of the training.",
+            Check("learned of the table after a third of the training, the less of the two", m.learned, 0.5, 1.1),
+            instead="The table alone was not learned first",
+        )
+        yield clause(
+            f"Then the loss of what is read again falls: what a repetition saves has come half its way by step"
+            f" {midway['saved']}. The score of a head of the second layer, which looks for what followed a token"
+            f" before, does so later, by step {midway['induction']}, and ends at {m.induction:.2f}.",
+            Check(f"induction score midway, after {saves}, {share}", after, NEXT, SOON),
+            Check(f"{saves} midway, after the loss of the first reading, {share}", later, least=SOON),
+            Check("induction score at the end", m.induction, least=APPEARED),
+            Check("nats that a repetition saves at the end", m.saved, least=1.0),
+            instead="The loss and the head did not change in this order",
+        )
+        yield clause(
+            f"The head of the first layer that it reads from does so before it, by step {midway['previous']}, and"
+            f" ends with {m.previous:.2f} of its weight on the token before; in one layer the highest is"
+            f" {m.shallow_previous:.2f}.",
+            Check("previous-token score midway, after that of induction", before, most=-NEXT),
+            Check("previous-token score in the first of two layers, over that of one layer", more_previous, least=2.0),
+            instead="That a head of two layers comes to read the token before, and none of one, was not seen",
+        )
+        yield clause(
+            "Control: in one layer, trained alike, no head of induction appears at any step. It saves"
+            f" {m.shallow_saved:.1f} nats, two layers {m.saved:.1f}.",
+            Check("one layer: highest score at any step, over two layers' at the end", less_induction, most=0.5),
+            Check(f"one layer: {saves} at the end, over two layers'", m.shallow_saved / m.saved, most=0.5),
+            instead="One layer is not clearly behind two",
         )
 
-    def _sections(self, histories: dict[int, History]) -> tuple[Curve, Curve, TableSection]:
+    def _sections(self, histories: dict[int, History]) -> Sections:
         shallow, deep = histories[1], histories[2]
         losses = {}
         for layers, one in histories.items():
@@ -218,11 +192,9 @@ class RolesOverTrainingLab(Lab):
             for i, step in enumerate(deep.steps)
             if i % 5 == 0
         ]
-        return (
-            curve("Loss over training", "step", "nats per token", deep.steps, losses, guides),
-            curve("Scores of heads over training", "step", "weight", deep.steps, scores),
-            TableSection("Over training", ("step", *losses, *scores), rows),
-        )
+        yield curve("Loss over training", "step", "nats per token", deep.steps, losses, guides)
+        yield curve("Scores of heads over training", "step", "weight", deep.steps, scores)
+        yield TableSection("Over training", ("step", *losses, *scores), rows)
 
 
 @torch.no_grad()

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.count import count
-from triptych.errors import InputError
 from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup, Request, Sampling, Speculation
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
 from .counting import products
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, size
 from .small_models import block, curve, decoder, power
 
 HEADS = 4
@@ -49,7 +48,7 @@ class SpeculationLab(Lab):
         full=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
     )
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         setup.progress(f"{self.rows} texts of {self.new} tokens without guesses")
         module = self.model(setup.seed)
         requests = self.requests_of(setup.seed)
@@ -68,38 +67,36 @@ class SpeculationLab(Lab):
         saved = plain.forwards / ours.forwards
         texts = ((a, b) for one in runs.values() for a, b in zip(one.texts, plain.texts, strict=True))
         changed = sum(a != b for one, other in texts for a, b in zip(one, other, strict=True))
-        conclusion = (
-            clause(
-                "A guess counts only where it is the token that the decoder's own logits and the random number of its"
-                f" place choose. So no guess changes a token of the {self.rows} texts, greedy or sampled.",
-                Check("tokens that differ from those without guesses", changed, most=0),
-                Check(f"guesses accepted, {WRONG}", wrong.accepted, most=0),
-                Check("guesses made, the draft with the fewest", min(one.drafted for one in (*drafts, wrong)), least=1),
-                instead="Guesses change the texts, or none were made",
-            ),
-            clause(
-                f"What guesses change is the number of forwards: a draft that agrees always needs {ours.forwards},"
-                f" without guesses it is {plain.forwards}.",
-                Check("share of guesses accepted, draft: itself", ours.rate, least=0.99),
-                Check("forwards, draft: itself, over the fewest possible", ours.forwards / ideal, 1.0, 1.1),
-                Check("forwards without guesses over those of draft: itself", saved, least=2.0),
-                instead="The decoder as its own draft does not save what it could",
-            ),
-            clause(
-                f"A draft with as little in common as noise of {self.noise[-1]:g} leaves ({worst.rate:.0%} of its"
-                f" guesses accepted) needs {worst.forwards}.",
-                Check("forwards of the worst draft over those of the best", worst.forwards / ours.forwards, least=1.5),
-                Check("share of guesses accepted, the worst draft", worst.rate, most=0.5),
-                instead="The worst draft agrees too often, or saves as much as the best",
-            ),
-            clause(
-                "A wrong guess costs: it goes through the decoder and is thrown away. A draft that is always wrong"
-                f" needs as many forwards as none and sends {wrong.through / plain.through:.1f} times the tokens"
-                " through them.",
-                Check(f"forwards, {WRONG}, over those without guesses", wrong.forwards / plain.forwards, 1.0, 1.0),
-                Check(f"tokens through the decoder, {WRONG}, over those without", wrong.through / plain.through, 2.0),
-                instead="Wrong guesses do not cost this",
-            ),
+        yield clause(
+            "A guess counts only where it is the token that the decoder's own logits and the random number of its"
+            f" place choose. So no guess changes a token of the {self.rows} texts, greedy or sampled.",
+            Check("tokens that differ from those without guesses", changed, most=0),
+            Check(f"guesses accepted, {WRONG}", wrong.accepted, most=0),
+            Check("guesses made, the draft with the fewest", min(one.drafted for one in (*drafts, wrong)), least=1),
+            instead="Guesses change the texts, or none were made",
+        )
+        yield clause(
+            f"What guesses change is the number of forwards: a draft that agrees always needs {ours.forwards},"
+            f" without guesses it is {plain.forwards}.",
+            Check("share of guesses accepted, draft: itself", ours.rate, least=0.99),
+            Check("forwards, draft: itself, over the fewest possible", ours.forwards / ideal, 1.0, 1.1),
+            Check("forwards without guesses over those of draft: itself", saved, least=2.0),
+            instead="The decoder as its own draft does not save what it could",
+        )
+        yield clause(
+            f"A draft with as little in common as noise of {self.noise[-1]:g} leaves ({worst.rate:.0%} of its"
+            f" guesses accepted) needs {worst.forwards}.",
+            Check("forwards of the worst draft over those of the best", worst.forwards / ours.forwards, least=1.5),
+            Check("share of guesses accepted, the worst draft", worst.rate, most=0.5),
+            instead="The worst draft agrees too often, or saves as much as the best",
+        )
+        yield clause(
+            "A wrong guess costs: it goes through the decoder and is thrown away. A draft that is always wrong"
+            f" needs as many forwards as none and sends {wrong.through / plain.through:.1f} times the tokens"
+            " through them.",
+            Check(f"forwards, {WRONG}, over those without guesses", wrong.forwards / plain.forwards, 1.0, 1.0),
+            Check(f"tokens through the decoder, {WRONG}, over those without", wrong.through / plain.through, 2.0),
+            instead="Wrong guesses do not cost this",
         )
         lines = {
             "guesses accepted": [one.rate for one in drafts[1:]],
@@ -116,7 +113,8 @@ class SpeculationLab(Lab):
         ]  # fmt: skip
         forwards = "forwards until all are written", "of a row, mean", "times fewer", "expected"
         header = ("", "guesses", "accepted", "rate", *forwards, "tokens through the decoder")
-        return self.result(conclusion, (TableSection("Guesses and forwards", header, rows), agreement))
+        yield TableSection("Guesses and forwards", header, rows)
+        yield agreement
 
     def expected(self, rate: float) -> str:
         """Tokens of a forward where each guess is right with the same chance, whatever those before it were: the sum of
@@ -225,13 +223,9 @@ class LinearStateLab(Lab):
         full=(64, 256, 1024, 4096),
     )
     width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS, full=96)
-    new: int = size(24, "tokens written at each length, fewer than the shortest has", full=48)
+    new: int = size(24, "tokens written at each length, fewer than the shortest has", full=48, below="lengths")
 
-    def __post_init__(self) -> None:
-        if self.lengths[0] <= self.new:
-            raise InputError(f"sizes lengths and new: each length must be above the {self.new} new tokens")
-
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         points: dict[str, dict[int, MeasuredLength]] = {}
         for name, spec in self.specs().items():
             setup.progress(f"{name}: {', '.join(f'{n:,}' for n in self.lengths)} tokens")
@@ -244,33 +238,30 @@ class LinearStateLab(Lab):
         grown, more = (of[last].flops / of[first].flops for of in (linear, softmax))
         kept, dearer = linear[last].nbytes / linear[first].nbytes, softmax[last].flops / linear[last].flops
         grows = power(self.lengths, [of.nbytes for of in softmax.values()])
-        conclusion = (
-            clause(
-                "A weight of linear attention is a product of features, so sums over all tokens so far are all that"
-                f" the next one needs: {linear[last].nbytes:,} bytes a row after {first:,} tokens as after {last:,},"
-                f" and {linear[last].flops:,} FLOPs for one more token.",
-                Check(f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}", kept, 1.0, 1.0),
-                Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
-                Check(f"{LINEAR}: FLOPs that one more token runs, last over first", grown, 1.0, 1.0),
-                instead="The state of linear attention is not constant",
-            ),
-            clause(
-                "Control: softmax attention needs each key for itself. Its cache grows with the text, to"
-                f" {softmax[last].nbytes:,} bytes, and so does the work of one more token, from"
-                f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs, at {last:,} tokens {dearer:.1f} times"
-                " those of linear attention.",
-                Check(f"{SOFTMAX}: bytes of a row grow as T to the power", grows, 0.95, 1.05),
-                Check(f"{SOFTMAX}: FLOPs that one more token runs, last over first", more, least=1.1),
-                Check(f"FLOPs that one more token runs at {last:,} tokens, {SOFTMAX} over linear", dearer, least=1.1),
-                instead="Softmax attention does not come to cost more",
-            ),
-            clause(
-                "Nothing is approximated: the tokens written with the state are those of a forward over the whole"
-                " text.",
-                Check("tokens that differ from those without a cache", sum(one.tokens for one in every), most=0),
-                Check("largest difference of a log-probability", max(one.difference for one in every), most=ROUNDING),
-                instead="With a cache something else is computed",
-            ),
+        yield clause(
+            "A weight of linear attention is a product of features, so sums over all tokens so far are all that"
+            f" the next one needs: {linear[last].nbytes:,} bytes a row after {first:,} tokens as after {last:,},"
+            f" and {linear[last].flops:,} FLOPs for one more token.",
+            Check(f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}", kept, 1.0, 1.0),
+            Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
+            Check(f"{LINEAR}: FLOPs that one more token runs, last over first", grown, 1.0, 1.0),
+            instead="The state of linear attention is not constant",
+        )
+        yield clause(
+            "Control: softmax attention needs each key for itself. Its cache grows with the text, to"
+            f" {softmax[last].nbytes:,} bytes, and so does the work of one more token, from"
+            f" {softmax[first].flops:,} to {softmax[last].flops:,} FLOPs, at {last:,} tokens {dearer:.1f} times"
+            " those of linear attention.",
+            Check(f"{SOFTMAX}: bytes of a row grow as T to the power", grows, 0.95, 1.05),
+            Check(f"{SOFTMAX}: FLOPs that one more token runs, last over first", more, least=1.1),
+            Check(f"FLOPs that one more token runs at {last:,} tokens, {SOFTMAX} over linear", dearer, least=1.1),
+            instead="Softmax attention does not come to cost more",
+        )
+        yield clause(
+            "Nothing is approximated: the tokens written with the state are those of a forward over the whole text.",
+            Check("tokens that differ from those without a cache", sum(one.tokens for one in every), most=0),
+            Check("largest difference of a log-probability", max(one.difference for one in every), most=ROUNDING),
+            instead="With a cache something else is computed",
         )
         rows = [
             [f"{n:,}", name, f"{of[n].nbytes:,} bytes", f"{of[n].flops:,}", f"{of[n].difference:.1e}"]
@@ -279,11 +270,8 @@ class LinearStateLab(Lab):
         ]
         header = ("T", "", "cache of a row", "FLOPs of one more token", "largest difference, nats")
         lines = {name: [float(point.nbytes) for point in of.values()] for name, of in points.items()}
-        sections = (
-            TableSection("The cache over the length", header, rows),
-            curve("Bytes of a row in the cache", "T", "bytes", self.lengths, lines, log="xy"),
-        )
-        return self.result(conclusion, sections)
+        yield TableSection("The cache over the length", header, rows)
+        yield curve("Bytes of a row in the cache", "T", "bytes", self.lengths, lines, log="xy")
 
     def specs(self) -> dict[str, ModelSpec]:
         """The same decoder with both kinds of attention."""

@@ -5,7 +5,7 @@ What is by hand, such as numbers and the sum of DeBERTa's three terms, is writte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -31,7 +31,7 @@ from triptych.train.data import MaskedText
 from triptych.train.labelled import LabelledExample
 from triptych.train.objectives import TokenMasking
 from triptych.train.text_tasks import ReplacedText, by_frequency
-from .lab import Check, Checks, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import block, decoder
 from .statements import Statements, gap, normalized, result_of
 
@@ -100,7 +100,7 @@ class SingleParts(Statements):
     def _of_config(self, config: dict[str, Any]) -> Model:
         return Model(nn.new(families.read_config(config, where="config"), self.seed, torch.float64))
 
-    def sinusoids(self) -> Checks:
+    def sinusoids(self) -> Iterator[Check]:
         first = sinusoidal(torch.tensor([1]), SinusoidalSpec(width=4))[0]
         waves = sinusoidal(torch.arange(64), SinusoidalSpec(width=WIDTH))
         back = rope_angles(RopeSpec(width=WIDTH), torch.tensor([-SHIFT]))
@@ -109,26 +109,22 @@ class SingleParts(Statements):
         (table,) = self.drawn((64, WIDTH))
         before, after = table[:-SHIFT], table[SHIFT:]
         left = after - before @ torch.linalg.lstsq(before, after).solution
-        return (
-            Check("PE(1) for d 4, distance", gap(first, torch.tensor([0.8415, 0.5403, 0.01, 1])), most=5.1e-5),
-            Check("PE(p + 5), distance from PE(p) rotated", gap(waves[SHIFT:], rotated), most=1e-4),
-            Check("PE(p)·PE(p + 5), spread over p", float(products.max() - products.min()), most=1e-4),
-            Check("random table: left by linear maps", float(left.square().sum() / after.square().sum()), least=0.5),
-        )
+        yield Check("PE(1) for d 4, distance", gap(first, torch.tensor([0.8415, 0.5403, 0.01, 1])), most=5.1e-5)
+        yield Check("PE(p + 5), distance from PE(p) rotated", gap(waves[SHIFT:], rotated), most=1e-4)
+        yield Check("PE(p)·PE(p + 5), spread over p", float(products.max() - products.min()), most=1e-4)
+        yield Check("random table: left by linear maps", float(left.square().sum() / after.square().sum()), least=0.5)
 
-    def offsets(self) -> Checks:
+    def offsets(self) -> Iterator[Check]:
         (rope, q, turned), (sinusoids, *_) = (
             [self._model(**at).trace([[7] * TOKENS], read=[one])[one][0] for one in sites]
             for sites in [[f"blocks.0.attn.{name}" for name in ("scores", "q", "q_rot")]]
             for at in ({"inside": RopeSpec(width=WIDTH // HEADS)}, {"embedded": SinusoidalSpec(width=WIDTH)})
         )
-        return (
-            Check("RoPE: spread at one offset", _spread(rope), most=1e-9),
-            Check("RoPE: change of a query's length", gap(q.norm(dim=-1), turned.norm(dim=-1)), most=1e-12),
-            Check("sinusoids: spread at one offset", _spread(sinusoids), least=0.1),
-        )
+        yield Check("RoPE: spread at one offset", _spread(rope), most=1e-9)
+        yield Check("RoPE: change of a query's length", gap(q.norm(dim=-1), turned.norm(dim=-1)), most=1e-12)
+        yield Check("sinusoids: spread at one offset", _spread(sinusoids), least=0.1)
 
-    def lengths(self) -> Checks:
+    def lengths(self) -> Iterator[Check]:
         def longest(model: Model, *lengths: int) -> int:
             """The longest row, of these ascending lengths, that a model reads."""
             tokens = 0
@@ -139,14 +135,12 @@ class SingleParts(Statements):
 
         waves = self._model(embedded=SinusoidalSpec(width=WIDTH))
         rope = self._model(inside=RopeSpec(width=WIDTH // HEADS))
-        return (
-            Check("longest row a table of 8 reads", longest(self._of_config(GPT2), 8, 9), 8, 8),
-            Check("sinusoids and RoPE read, of 40", min(longest(waves, 40), longest(rope, 40)), 40, 40),
-        )
+        yield Check("longest row a table of 8 reads", longest(self._of_config(GPT2), 8, 9), 8, 8)
+        yield Check("sinusoids and RoPE read, of 40", min(longest(waves, 40), longest(rope, 40)), 40, 40)
 
-    @torch.no_grad()
-    def distances(self) -> Checks:
+    def distances(self) -> Iterator[Check]:
         model = self._of_config(DEBERTA)
+        model.module.requires_grad_(requires_grad=False)
         trace = model.trace([ROW], read=["blocks.0.attn.*"])
         q, k, scores = (trace[f"blocks.0.attn.{site}"][0] for site in ("q", "k", "scores"))
         part = model.module.get_submodule
@@ -160,55 +154,45 @@ class SingleParts(Statements):
         sums = {"ihd,jhd->hij": (q, k), "ihd,ijhd->hij": (q, pos_k), "ijhd,jhd->hij": (pos_q, k)}
         terms = torch.stack([torch.einsum(of, *pair) for of, pair in sums.items()]) / (3 * q.shape[-1]) ** 0.5
         without = min(gap(scores, terms.sum(0) - term) for term in terms)
-        return (
-            Check("score, distance from three terms", gap(scores, terms.sum(0)), most=1e-12),
-            Check("without one, over largest score", without / float(scores.abs().max()), least=0.01),
-        )
+        yield Check("score, distance from three terms", gap(scores, terms.sum(0)), most=1e-12)
+        yield Check("without one, over largest score", without / float(scores.abs().max()), least=0.01)
 
-    def buckets(self) -> Checks:
+    def buckets(self) -> Iterator[Check]:
         by_hand = {0: 0, -1: 1, -7: 7, -8: 8, -16: 10, -64: 14, -127: 15, -1000: 15, 1: 17, 7: 23, 8: 24, 1000: 31}
         ours = t5_bucket(torch.tensor([*by_hand])).tolist()
         causal = t5_bucket(torch.tensor([5, 0, -15, -16, -1000]), bidirectional=False).tolist()
-        return (
-            Check("distances in another bucket than by hand", sum(map(int.__ne__, ours, by_hand.values())), most=0),
-            Check("the same in a decoder", sum(map(int.__ne__, causal, [0, 0, 15, 16, 31])), most=0),
-            Check("buckets of distances 0 to 7", len({*t5_bucket(-torch.arange(8)).tolist()}), 8, 8),
-            Check("buckets of distances 64 to 127", len({*t5_bucket(-torch.arange(64, 128)).tolist()}), 2, 2),
-        )
+        yield Check("distances in another bucket than by hand", sum(map(int.__ne__, ours, by_hand.values())), most=0)
+        yield Check("the same in a decoder", sum(map(int.__ne__, causal, [0, 0, 15, 16, 31])), most=0)
+        yield Check("buckets of distances 0 to 7", len({*t5_bucket(-torch.arange(8)).tolist()}), 8, 8)
+        yield Check("buckets of distances 64 to 127", len({*t5_bucket(-torch.arange(64, 128)).tolist()}), 2, 2)
 
-    def activations(self) -> Checks:
+    def activations(self) -> Iterator[Check]:
         gelu, relu, smooth = (ops.ACTIVATIONS[name] for name in ("gelu", "relu", "gelu_tanh"))
         ones, many = torch.tensor([1.0, -1.0]), torch.linspace(-5, 5, 1001)
         right = torch.tensor([0.8413, -0.1587, 1, 0])
-        return (
-            Check("GELU and ReLU of ±1, distance", gap(torch.cat((gelu(ones), relu(ones))), right), most=5.1e-5),
-            Check("the form with tanh, from GELU", gap(smooth(many), gelu(many)), 1e-5, 1e-3),
-        )
+        yield Check("GELU and ReLU of ±1, distance", gap(torch.cat((gelu(ones), relu(ones))), right), most=5.1e-5)
+        yield Check("the form with tanh, from GELU", gap(smooth(many), gelu(many)), 1e-5, 1e-3)
 
-    def norms(self) -> Checks:
+    def norms(self) -> Iterator[Check]:
         x = torch.arange(1, 5, dtype=torch.float64)
         layer = partial(normalized, norm=spec.LayerNormSpec(width=4, eps=1e-12))
         rms = partial(normalized, norm=spec.RMSNormSpec(width=4, eps=1e-12))
         right = x.new_tensor([-1.3416, -0.4472, 0.4472, 1.3416, 0.3651, 0.7303, 1.0954, 1.4606])
-        return (
-            Check("both norms, distance", gap(torch.cat((layer(x), rms(x))), right), most=5.1e-5),
-            Check("LayerNorm: change by adding 10", gap(layer(x), layer(x + 10)), most=1e-9),
-            Check("RMSNorm: change by adding 10", gap(rms(x), rms(x + 10)), least=0.1),
-        )
+        yield Check("both norms, distance", gap(torch.cat((layer(x), rms(x))), right), most=5.1e-5)
+        yield Check("LayerNorm: change by adding 10", gap(layer(x), layer(x + 10)), most=1e-9)
+        yield Check("RMSNorm: change by adding 10", gap(rms(x), rms(x + 10)), least=0.1)
 
-    def places(self) -> Checks:
+    def places(self) -> Iterator[Check]:
         model, elsewhere = self._model(hidden=4 * WIDTH), torch.arange(TOKENS) != 3
         (other,) = self.drawn((WIDTH,))
         mlp, attention = (
             _moved(model, f"blocks.0.{part}.out", add(f"blocks.0.{part}.in", other, at=3)).abs().amax(-1)
             for part in ("mlp", "attn")
         )
-        return (
-            Check("MLP: change elsewhere, over own", float(mlp[elsewhere].max() / mlp[3]), most=1e-12),
-            Check("attention: smallest change elsewhere", float(attention[elsewhere].min()), least=1e-6),
-        )
+        yield Check("MLP: change elsewhere, over own", float(mlp[elsewhere].max() / mlp[3]), most=1e-12)
+        yield Check("attention: smallest change elsewhere", float(attention[elsewhere].min()), least=1e-6)
 
-    def heads(self) -> Checks:
+    def heads(self) -> Iterator[Check]:
         model, width, site = self._model(), WIDTH // HEADS, "blocks.0.attn.out"
 
         def outside() -> float:
@@ -220,39 +204,33 @@ class SingleParts(Statements):
 
         full, weight = outside(), model.module.get_parameter(f"decoder.{site}.weight")
         weight.data *= torch.block_diag(*[torch.ones(width, width)] * HEADS)
-        return (
-            Check("written outside a head's slice", full, least=0.375),
-            Check("the same, block-diagonal", outside(), most=1e-12),
-        )
+        yield Check("written outside a head's slice", full, least=0.375)
+        yield Check("the same, block-diagonal", outside(), most=1e-12)
 
-    def masks(self) -> Checks:
+    def masks(self) -> Iterator[Check]:
         q, k, v = self.drawn(*[(TOKENS, WIDTH)] * 3)
         visible = torch.ones(TOKENS, TOKENS).tril().bool()
         boolean, bias = attend(q, k, v, mask=spec.dense(visible)), q.new_zeros(TOKENS, TOKENS)
         infinite, large, one = (
             gap(boolean, attend(q, k, v, bias=bias.masked_fill(~visible, -x))) for x in (inf, 1e9, 1)
         )
-        return (
-            Check("boolean less 0/-∞ or 0/-1e9 mask", max(infinite, large), most=1e-12),
-            Check("boolean less 0/-1 mask", one, least=0.01),
-        )
+        yield Check("boolean less 0/-∞ or 0/-1e9 mask", max(infinite, large), most=1e-12)
+        yield Check("boolean less 0/-1 mask", one, least=0.01)
 
-    def dropout(self) -> Checks:
+    def dropout(self) -> Iterator[Check]:
         rate, x = 0.2, torch.ones(10_000, dtype=torch.float64)
         dropped = ops.dropout(x, rate, training=True, random=self.noise)
         kept, mean = dropped[dropped != 0], FAR * (rate / (1 - rate) / len(x)) ** 0.5
-        return (
-            Check("p 0.2: factor, distance from 1.25", gap(kept, kept.new_tensor(1.25)), most=1e-12),
-            Check("mean of 10,000 ones", float(dropped.mean()), 1 - mean, 1 + mean),
-            Check("change outside training", gap(ops.dropout(x, rate, training=False), x), 0.0, 0.0),
-        )
+        yield Check("p 0.2: factor, distance from 1.25", gap(kept, kept.new_tensor(1.25)), most=1e-12)
+        yield Check("mean of 10,000 ones", float(dropped.mean()), 1 - mean, 1 + mean)
+        yield Check("change outside training", gap(ops.dropout(x, rate, training=False), x), 0.0, 0.0)
 
     def _text(self, shares: NDArray[np.float64], hides: TokenMasking) -> MaskedText:
         """A text of words, the ids from 5 on, which are so frequent; each step reads it once."""
         words = np.random.default_rng(self.seed).choice(len(shares), self.words, p=shares) + 5
         return MaskedText.of([words.astype(np.int32)], len(words) + 2, hides, [2], [3])
 
-    def masking(self) -> Checks:
+    def masking(self) -> Iterator[Check]:
         words = 1000  # a random one is the original in one of 1,000 cases
         text = self._text(np.full(words, 1 / words), TokenMasking(4, words + 5, SPECIAL))
         [first], [second], [again] = (text.draw(self.seed, step, 1) for step in (0, 1, 0))
@@ -260,16 +238,14 @@ class SingleParts(Statements):
         mask, same = (first.ids[at] == 4).mean(), (first.ids[at] == first.targets[at]).mean()
         others = first.ids[at & (first.ids != 4) & (first.ids != first.targets)]
         different = max(1.0, words * (1 - (1 - 1 / words) ** len(others)))  # of so many random words, as is expected
-        return (
-            Check("share predicted by BERT", chosen / self.words, 0.15, 0.15),
-            _within("share read as [MASK]", mask, 0.8, chosen),
-            _within("share read unchanged", same, 0.1 + 0.1 / words, chosen),
-            Check("other words read, different ones over expected", len(set(others)) / different, 0.85, 1.15),
-            _within("hidden next epoch too", second.trained[at].mean(), 0.15, chosen),
-            Check("hidden by the same draw", again.trained[at].mean(), 1.0, 1.0),
-        )
+        yield Check("share predicted by BERT", chosen / self.words, 0.15, 0.15)
+        yield _within("share read as [MASK]", mask, 0.8, chosen)
+        yield _within("share read unchanged", same, 0.1 + 0.1 / words, chosen)
+        yield Check("other words read, different ones over expected", len(set(others)) / different, 0.85, 1.15)
+        yield _within("hidden next epoch too", second.trained[at].mean(), 0.15, chosen)
+        yield Check("hidden by the same draw", again.trained[at].mean(), 1.0, 1.0)
 
-    def replacing(self) -> Checks:
+    def replacing(self) -> Iterator[Check]:
         shares = 1 / np.arange(1, 11)
         shares /= shares.sum()
         text = self._text(shares, TokenMasking(4, 15, SPECIAL, shares=(1.0, 0.0)))
@@ -279,13 +255,11 @@ class SingleParts(Statements):
         labels, differs = row.goal[1:-1], row.ids[1:-1] != text.stream.arrays[0]
         chosen = 3 * self.words // 20
         other = 1 - float(shares @ shares)  # the chance that a sample is not the original
-        return (
-            Check("ELECTRA: share with a loss", row.trained.mean(), 1.0, 1.0),
-            Check("wrong labels of ELECTRA", int((labels != differs).sum()), 0, 0),
-            _within("labelled replaced, of chosen", labels.sum() / chosen, other, chosen),
-        )
+        yield Check("ELECTRA: share with a loss", row.trained.mean(), 1.0, 1.0)
+        yield Check("wrong labels of ELECTRA", int((labels != differs).sum()), 0, 0)
+        yield _within("labelled replaced, of chosen", labels.sum() / chosen, other, chosen)
 
-    def recomputing(self) -> Checks:
+    def recomputing(self) -> Iterator[Check]:
         module = self._model(layers=2, hidden=4 * WIDTH).module.train()
         stack, calls = module.decoder, list[object]()
         assert stack is not None
@@ -315,11 +289,9 @@ class SingleParts(Statements):
             )
 
         (plain, once, whole), (again, twice, inputs) = step(recompute=False), step(recompute=True)
-        return (
-            Check("checkpointed: gradients, distance", gap(plain, again) / float(plain.abs().max()), most=1e-12),
-            Check("checkpointed: block calls, ratio", twice / once, 2, 2),
-            Check("checkpointed: bytes kept, ratio", inputs / whole, most=0.5),
-        )
+        yield Check("checkpointed: gradients, distance", gap(plain, again) / float(plain.abs().max()), most=1e-12)
+        yield Check("checkpointed: block calls, ratio", twice / once, 2, 2)
+        yield Check("checkpointed: bytes kept, ratio", inputs / whole, most=0.5)
 
     def _far(self, settings: dict[str, Any], weights: Sequence[float]) -> float:
         """How far the shares of what is drawn are from those of `weights`, at most, in standard deviations."""
@@ -328,20 +300,16 @@ class SingleParts(Statements):
         off = np.abs(np.bincount(drawn, minlength=len(right)) / self.draws - right)
         return float(np.divide(off, np.sqrt(right * (1 - right) / self.draws), where=off > 0, out=off).max())
 
-    def sampling(self) -> Checks:
+    def sampling(self) -> Iterator[Check]:
         with np.errstate(divide="ignore"):  # a token that is not kept must never be drawn
             own = max(self._far(*one) for one in SAMPLED)
             unset = min(self._far({"temperature": 1.0}, weights) for _, weights in SAMPLED)
-        return (
-            Check("four settings: standard deviations off", own, most=FAR),
-            Check("without settings: off", unset, least=FAR),
-        )
+        yield Check("four settings: standard deviations off", own, most=FAR)
+        yield Check("without settings: off", unset, least=FAR)
 
-    def merges(self) -> Checks:
+    def merges(self) -> Iterator[Check]:
         tokenizer = bpe_tokenizer(["old"] * 5 + ["cold"] * 4 + ["gold"] * 2 + ["color"] * 3, 260)
         made, cut = tokenizer.tokens([257, 258, 259]), tokenizer.tokens(tokenizer.encode("told"))
         right = [a == b for a, b in zip(made, ("ol", "old", "cold"), strict=True)]
-        return (
-            Check("right merges, of 3", sum(right), 3, 3),
-            Check("right pieces of told", sum(piece in ("t", "old") for piece in cut), 2, 2),
-        )
+        yield Check("right merges, of 3", sum(right), 3, 3)
+        yield Check("right pieces of told", sum(piece in ("t", "old") for piece in cut), 2, 2)

@@ -12,41 +12,25 @@ import torch
 from numpy.typing import NDArray
 from torch.optim import AdamW
 
-from triptych import nn
+from triptych import nn, spec
 from triptych.page import Curve, TableSection
-from triptych.spec import (
-    AlibiSpec,
-    BlockSpec,
-    EmbedSpec,
-    KindSpec,
-    LMHeadSpec,
-    Mask,
-    ModelSpec,
-    NormsSpec,
-    RMSNormSpec,
-    StackSpec,
-    attention,
-    causal,
-    full,
-    mlp,
-)
 from triptych.spec.norms import Norm
 from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import Absolute, PositionSpec
 from triptych.train import Data, Example, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
 from triptych.train.objectives import Ids
 
-CAUSAL = causal()
+CAUSAL = spec.causal()
 
 Points = list[tuple[float, float]]
 
 
-def block(width: int, heads: int, hidden: int | None, *, norms: NormsSpec | None = None) -> BlockSpec:
+def block(width: int, heads: int, hidden: int | None, *, norms: spec.NormsSpec | None = None) -> spec.BlockSpec:
     """A block of width D and H heads, pre-norm by default; without an MLP when `hidden` (F) is None."""
-    norms = norms or NormsSpec(pre=RMSNormSpec(width=width))
-    inner = None if hidden is None else mlp(width, hidden, "relu")
-    return BlockSpec(
-        attn=attention(width, heads, head_width=width // heads),
+    norms = norms or spec.NormsSpec(pre=spec.RMSNormSpec(width=width))
+    inner = None if hidden is None else spec.mlp(width, hidden, "relu")
+    return spec.BlockSpec(
+        attn=spec.attention(width, heads, head_width=width // heads),
         mlp=inner,
         attn_norm=norms,
         mlp_norm=None if inner is None else norms,
@@ -55,28 +39,28 @@ def block(width: int, heads: int, hidden: int | None, *, norms: NormsSpec | None
 
 def decoder(
     vocab: int,
-    blocks: Sequence[BlockSpec],
+    blocks: Sequence[spec.BlockSpec],
     *,
     embedded: Absolute | None = None,
     inside: PositionSpec | None = None,
     final_norm: Norm | None = None,
-    mask: Mask = CAUSAL,
+    mask: spec.Mask = CAUSAL,
     scale: float | None = None,
-) -> ModelSpec:
+) -> spec.ModelSpec:
     """A decoder of `blocks`, causal by default, with positions added to the embedding (`embedded`), which is multiplied
     by `scale`, or in attention (`inside`).
 
     Initial weights have variance 1/D, so that a linear map keeps the size of a normalized vector.
     """
     width = blocks[0].attn.q.inputs
-    stack = StackSpec(
-        embed=EmbedSpec(vocab=vocab, width=width, position=embedded, scale=scale),
-        kinds={"self": KindSpec(mask=mask, position=inside)},
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=vocab, width=width, position=embedded, scale=scale),
+        kinds={"self": spec.KindSpec(mask=mask, position=inside)},
         blocks=tuple(blocks),
         final_norm=final_norm,
     )
-    head = LMHeadSpec(proj=LinearSpec(inputs=width, outputs=vocab))
-    return ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
+    head = spec.LMHeadSpec(proj=LinearSpec(inputs=width, outputs=vocab))
+    return spec.ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
 
 
 def attention_layers(
@@ -84,15 +68,15 @@ def attention_layers(
 ) -> nn.Transformer:
     """A decoder of attention alone, with ALiBi's positions, each head with a range of its own."""
     blocks = [block(width, heads, hidden=None)] * layers
-    norm = RMSNormSpec(width=width)
-    return nn.new(decoder(vocab, blocks, inside=AlibiSpec(heads=heads), final_norm=norm, scale=scale), seed)
+    norm = spec.RMSNormSpec(width=width)
+    return nn.new(decoder(vocab, blocks, inside=spec.AlibiSpec(heads=heads), final_norm=norm, scale=scale), seed)
 
 
 def parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
+def with_mask(module: nn.Transformer, mask: spec.Mask) -> nn.Transformer:
     """Another decoder with the weights of `module` and this mask."""
     other = nn.new(masked(module.spec, mask))
     other.load_state_dict(module.state_dict())
@@ -102,10 +86,10 @@ def with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
 def encoder(vocab: int, width: int, heads: int, layers: int, seed: int) -> nn.Transformer:
     """Blocks in which every token sees every other, without positions."""
     blocks = [block(width, heads, 2 * width)] * layers
-    return nn.new(decoder(vocab, blocks, final_norm=RMSNormSpec(width=width), mask=full()), seed)
+    return nn.new(decoder(vocab, blocks, final_norm=spec.RMSNormSpec(width=width), mask=spec.full()), seed)
 
 
-def masked(model: ModelSpec, mask: Mask) -> ModelSpec:
+def masked(model: spec.ModelSpec, mask: spec.Mask) -> spec.ModelSpec:
     """The decoder `model` with `mask` in place of its own; the mask is part of the spec and not of the weights."""
     stack = model.decoder
     assert stack is not None

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend, attend_reference
-from triptych.page import MatrixSection, Section, TableSection
+from triptych.page import MatrixSection, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
 from .counting import products, shortest_seconds
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Ints, Lab, LabResult, Setup, clause, size
 from .small_models import curve, power
 from .statements import gap
 
@@ -43,6 +43,9 @@ class SparsePatternsLab(Lab):
 
     @torch.inference_mode()
     def run(self, setup: Setup) -> LabResult:
+        return super().run(setup)
+
+    def findings(self, setup: Setup) -> Findings:
         noise = torch.Generator().manual_seed(setup.seed)
         computed: dict[str, dict[int, float]] = {}
         seconds: dict[str, dict[int, float]] = {}
@@ -60,53 +63,47 @@ class SparsePatternsLab(Lab):
         per_log = [count / (n * seen[n]) for n, count in computed[POWERS].items()]
         spread, last = max(per_log) / min(per_log), self.lengths[-1]
         digits = max((-(-REACH // self.powers_block) - 1).bit_length(), 1)  # of the largest distance in blocks
-        until = "layers until each position has reached all before it"
-        conclusion = (
-            clause(
-                f"Under the strided pattern the pairs computed grow as T to the power {_power(computed[STRIDED]):.2f},"
-                f" where T √T is 1.5, and all pairs as T to the power {_power(computed[ALL]):.2f}.",
-                Check(f"{STRIDED}: pairs computed grow as T to the power", _power(computed[STRIDED]), 1.4, 1.6),
-                Check(f"{ALL}: pairs computed grow as T to the power", _power(computed[ALL]), 1.95, 2.05),
-                instead="The strided pattern and all pairs do not cost O(T √T) and O(T²)",
-            ),
-            clause(
-                "Under powers of two they grow as T log T: as T times the blocks that the last query sees, its own and"
-                " one for each power below their number.",
-                Check(f"{POWERS}: largest over smallest of pairs / (T · blocks seen)", spread, most=1.1),
-                Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
-                instead="Powers of two do not cost O(T log T)",
-            ),
-            clause(
-                "What saves is that the mask is symbolic: the kernel lists the blocks of keys that a block of queries"
-                " may see. Control: the same strided pattern written out as an array is opaque, and all pairs are"
-                " computed. The results are those of the definition.",
-                Check(f"{ARRAY}: pairs computed grow as T to the power", _power(computed[ARRAY]), 1.95, 2.05),
-                Check(
-                    f"pairs computed at T {last:,}, {ARRAY}, over those of the mask itself",
-                    computed[ARRAY][last] / computed[STRIDED][last],
-                    least=2.0,
-                ),
-                Check("largest difference from the definition", self.difference(noise), most=1e-5),
-                instead="The kernel does not use the pattern as it should",
-            ),
-            clause(
-                "Information still reaches every later position: in two layers under the strided pattern, under"
-                f" powers of two in {hops[POWERS]}, at most as many as a distance in blocks has binary digits.",
-                Check(f"{STRIDED}: {until}", hops[STRIDED], 2, 2),
-                Check(f"{POWERS}: {until}", hops[POWERS], min(2, digits), digits),
-                instead="Positions are not connected in so few layers",
-            ),
+        until, more = (
+            "layers until each position has reached all before it",
+            computed[ARRAY][last] / computed[STRIDED][last],
         )
-        sections: tuple[Section, ...] = (
-            self._table(computed, seconds),
-            *(
-                curve(title, "T", unit, self.lengths, {way: of.values() for way, of in lines.items()}, log="xy")
-                for title, unit, lines in (("Pairs computed", "pairs", computed), ("Processor time", "s", seconds))
-            ),
-            drawing(STRIDED),
-            drawing(POWERS),
+        yield clause(
+            f"Under the strided pattern the pairs computed grow as T to the power {_power(computed[STRIDED]):.2f},"
+            f" where T √T is 1.5, and all pairs as T to the power {_power(computed[ALL]):.2f}.",
+            Check(f"{STRIDED}: pairs computed grow as T to the power", _power(computed[STRIDED]), 1.4, 1.6),
+            Check(f"{ALL}: pairs computed grow as T to the power", _power(computed[ALL]), 1.95, 2.05),
+            instead="The strided pattern and all pairs do not cost O(T √T) and O(T²)",
         )
-        return self.result(conclusion, sections)
+        yield clause(
+            "Under powers of two they grow as T log T: as T times the blocks that the last query sees, its own and"
+            " one for each power below their number.",
+            Check(f"{POWERS}: largest over smallest of pairs / (T · blocks seen)", spread, most=1.1),
+            Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
+            instead="Powers of two do not cost O(T log T)",
+        )
+        yield clause(
+            "What saves is that the mask is symbolic: the kernel lists the blocks of keys that a block of queries"
+            " may see. Control: the same strided pattern written out as an array is opaque, and all pairs are"
+            " computed. The results are those of the definition.",
+            Check(f"{ARRAY}: pairs computed grow as T to the power", _power(computed[ARRAY]), 1.95, 2.05),
+            Check(f"pairs computed at T {last:,}, {ARRAY}, over those of the mask itself", more, least=2.0),
+            Check("largest difference from the definition", self.difference(noise), most=1e-5),
+            instead="The kernel does not use the pattern as it should",
+        )
+        yield clause(
+            "Information still reaches every later position: in two layers under the strided pattern, under"
+            f" powers of two in {hops[POWERS]}, at most as many as a distance in blocks has binary digits.",
+            Check(f"{STRIDED}: {until}", hops[STRIDED], 2, 2),
+            Check(f"{POWERS}: {until}", hops[POWERS], min(2, digits), digits),
+            instead="Positions are not connected in so few layers",
+        )
+        yield self._table(computed, seconds)
+        yield from (
+            curve(title, "T", unit, self.lengths, {way: of.values() for way, of in lines.items()}, log="xy")
+            for title, unit, lines in (("Pairs computed", "pairs", computed), ("Processor time", "s", seconds))
+        )
+        yield drawing(STRIDED)
+        yield drawing(POWERS)
 
     def mask(self, way: str, length: int) -> Mask:
         """Of one way to attend over so many tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""

@@ -26,7 +26,7 @@ from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from .lab import Check, Findings, Lab, Setup, clause, size
 from .small_models import Points, fit, share_table
 
 RIGHT = 0.95  # of the words, by the claim
@@ -54,7 +54,7 @@ class SpokenDigitsLab(Lab):
     lr: float = size(3e-3, "learning rate of AdamW's share")
     muon: float = size(6e-3, "learning rate of Muon's share")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         setup.progress(f"synthesizing the words of {self.speakers + self.unheard} speakers")
         random = np.random.default_rng(setup.seed)
         speakers = HEARD.draw(self.speakers, random), UNHEARD.draw(self.unheard, random)
@@ -74,29 +74,27 @@ class SpokenDigitsLab(Lab):
         blind = best_constant([one.text for one in tested])
         more, above = aligned.own - aligned.other, shuffled - blind
         own = [_last(losses[: self.control]), _last(control_losses)]  # after as many steps
-        conclusion = (
-            clause(
-                "The encoder reads mel frames instead of tokens, and nothing else is new. Of voices, speeds and pitches"
-                f" that training did not have, {right:.0%} of the words are written right.",
-                Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
-                Check("voices, speeds and pitches of these that training has", len(shared), most=0),
-                instead="It was not seen to write the words of voices that it never heard",
-            ),
-            clause(
-                "Cross-attention finds the word in the sound, though no training record says when a word is spoken: the"
-                f" strongest weight is on the word that is written in {aligned.own:.0%} of the cases, on another of the"
-                f" recording in {aligned.other:.0%}.",
-                Check("strongest attention on the word it writes, less on another one", more, least=0.5),
-                instead="Cross-attention is not on the word that is written",
-            ),
-            clause(
-                f"Control: with transcripts of other sounds, {shuffled:.0%} of the words are right; the best constant"
-                f" text has {blind:.0%}. After {self.control:,} steps its loss is {own[1]:.2f} nats a token, that of"
-                f" the true transcripts {own[0]:.2f}.",
-                Check("the same trained on shuffled transcripts, above the best constant text", above, most=SPARE),
-                Check("loss after as many steps: true transcripts, over shuffled ones", own[0] / own[1], most=0.9),
-                instead="Shuffled transcripts teach as much",
-            ),
+        yield clause(
+            "The encoder reads mel frames instead of tokens, and nothing else is new. Of voices, speeds and pitches"
+            f" that training did not have, {right:.0%} of the words are written right.",
+            Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
+            Check("voices, speeds and pitches of these that training has", len(shared), most=0),
+            instead="It was not seen to write the words of voices that it never heard",
+        )
+        yield clause(
+            "Cross-attention finds the word in the sound, though no training record says when a word is spoken: the"
+            f" strongest weight is on the word that is written in {aligned.own:.0%} of the cases, on another of the"
+            f" recording in {aligned.other:.0%}.",
+            Check("strongest attention on the word it writes, less on another one", more, least=0.5),
+            instead="Cross-attention is not on the word that is written",
+        )
+        yield clause(
+            f"Control: with transcripts of other sounds, {shuffled:.0%} of the words are right; the best constant"
+            f" text has {blind:.0%}. After {self.control:,} steps its loss is {own[1]:.2f} nats a token, that of"
+            f" the true transcripts {own[0]:.2f}.",
+            Check("the same trained on shuffled transcripts, above the best constant text", above, most=SPARE),
+            Check("loss after as many steps: true transcripts, over shuffled ones", own[0] / own[1], most=0.9),
+            instead="Shuffled transcripts teach as much",
         )
         shares = {
             "voices never heard": right,
@@ -110,13 +108,10 @@ class SpokenDigitsLab(Lab):
             "later than for the word before": aligned.later,
         }
         where = f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training"
-        sections = (
-            share_table("Words right", ("whose", "share"), shares),
-            share_table(where, ("where it lies", "share"), lies),
-            trained.map(tested[0], aligned.layer),
-            Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
-        )
-        return self.result(conclusion, sections)
+        yield share_table("Words right", ("whose", "share"), shares)
+        yield share_table(where, ("where it lies", "share"), lies)
+        yield trained.map(tested[0], aligned.layer)
+        yield Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {})
 
 
 @dataclass(frozen=True, eq=False)

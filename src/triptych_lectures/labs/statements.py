@@ -8,7 +8,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.page import TableSection
 from triptych.spec.norms import Norm
-from .lab import Checks, Clause, Lab, LabResult, clause
+from .lab import Check, Clause, Lab, LabResult, clause
 
 
 class Statements:
@@ -49,7 +49,7 @@ def result_of(
     rows: list[list[str]] = []
     clauses: list[Clause] = []
     for name, (where, what, finding) in texts.items():
-        checks: Checks = getattr(statements, name)()
+        checks = tuple[Check, ...](getattr(statements, name)())
         beside = [(where, what), *[("", "")] * (len(checks) - 1)]
         rows += [[*labels, one.claim, one.shown] for labels, one in zip(beside, checks, strict=True)]
         clauses.append(clause(finding, *checks, instead=instead.format(where, what)))

@@ -20,23 +20,10 @@ import numpy as np
 from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
-from .lab import Check, Lab, LabResult, Setup, clause, size
+from . import translators
+from .lab import Check, Findings, Lab, Setup, clause, size
 from .small_models import curve, parameters
-from .translators import (
-    END_ID,
-    START_ID,
-    BehindPrompt,
-    Builder,
-    Ids,
-    TrainedTranslator,
-    Training,
-    Translator,
-    bahdanau,
-    behind_prefix,
-    behind_prompt,
-    beside_encoder,
-    fixed_vector,
-)
+from .translators import END_ID, START_ID, BehindPrompt, Builder, Ids, TrainedTranslator, Training, Translator
 
 HEADS = 4  # of self-attention
 
@@ -188,7 +175,11 @@ def word_by_word(task: TranslationTask) -> list[Ids]:
 
 
 FIXED, ATTENTION, TRANSFORMER = "GRU, fixed vector", "GRU, attention", "transformer"
-RECURRENCE: dict[str, Builder] = {FIXED: fixed_vector, ATTENTION: bahdanau, TRANSFORMER: beside_encoder}
+RECURRENCE: dict[str, Builder] = {
+    FIXED: translators.fixed_vector,
+    ATTENTION: translators.bahdanau,
+    TRANSFORMER: translators.beside_encoder,
+}
 
 
 class RecurrenceLab(TranslationSizes):
@@ -199,7 +190,7 @@ class RecurrenceLab(TranslationSizes):
     layers: int = size(1, "blocks of the transformer's encoder, and of its decoder")
     clauses: int = size(2, "most clauses of a sentence", most=16, full=4)
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         comparison = compared(self, RECURRENCE, setup)
         fixed, attention = comparison.judged[FIXED], comparison.judged[ATTENTION]
         transformer, by_words = comparison.judged[TRANSFORMER], comparison.word_by_word
@@ -208,51 +199,41 @@ class RecurrenceLab(TranslationSizes):
         level, costs = _costs(comparison)
         waits, fewer = costs[ATTENTION].operations, costs[TRANSFORMER].operations
         over = "wrong tokens, over those of word by word"
-        longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
-        conclusion = (
-            clause(
-                f"In the longest quarter of the sentences the model with one vector writes {fixed.by_length[-1]:.0%} of"
-                f" the tokens wrong, the one with attention {attention.by_length[-1]:.0%}. Word by word, which does not"
-                f" read the sentence, gets {by_words.wrong:.0%} of all tokens wrong.",
-                Check("word by word: wrong tokens", by_words.wrong, least=0.5),
-                Check(f"{ATTENTION}: {over}", attention.wrong / by_words.wrong, most=0.5),
-                Check(
-                    "longest quarter: wrong tokens of the fixed vector, over those of attention",
-                    fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
-                    least=2.0,
-                ),
-                instead="Attention did not halve what one vector gets wrong, or did not learn a task that asks for it",
-            ),
-            clause(
-                f"One vector has to hold the whole source: from the shortest quarter to the longest its share of wrong"
-                f" tokens grows by {100 * lost:.0f} percentage points, from {fixed.by_length[0]:.0%}, that of attention"
-                f" by {100 * lost_by_attention:.0f}, from {attention.by_length[0]:.0%}.",
-                Check(longer, lost, least=0.1),
-                Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
-                instead="One vector did not lose more with length than attention",
-            ),
-            clause(
-                f"Each cell waits for the one before. To the loss that both with attention reach, {level:.2f} nats a"
-                f" token, recurrence took {waits:,.0f} operations one after another, and the transformer {fewer:,.0f}.",
-                Check(f"{TRANSFORMER}: {over}", transformer.wrong / by_words.wrong, most=0.5),
-                Check(
-                    "operations one after another, those of recurrence over the transformer's", waits / fewer, least=2.0
-                ),
-                instead="The transformer did not learn this in fewer operations one after another",
-            ),
+        grows = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
+        worse, longer = fixed.by_length[-1] / max(attention.by_length[-1], 1e-9), waits / fewer
+        yield clause(
+            f"In the longest quarter of the sentences the model with one vector writes {fixed.by_length[-1]:.0%} of"
+            f" the tokens wrong, the one with attention {attention.by_length[-1]:.0%}. Word by word, which does not"
+            f" read the sentence, gets {by_words.wrong:.0%} of all tokens wrong.",
+            Check("word by word: wrong tokens", by_words.wrong, least=0.5),
+            Check(f"{ATTENTION}: {over}", attention.wrong / by_words.wrong, most=0.5),
+            Check("longest quarter: wrong tokens of the fixed vector, over those of attention", worse, least=2.0),
+            instead="Attention did not halve what one vector gets wrong, or did not learn a task that asks for it",
+        )
+        yield clause(
+            f"One vector has to hold the whole source: from the shortest quarter to the longest its share of wrong"
+            f" tokens grows by {100 * lost:.0f} percentage points, from {fixed.by_length[0]:.0%}, that of attention"
+            f" by {100 * lost_by_attention:.0f}, from {attention.by_length[0]:.0%}.",
+            Check(grows, lost, least=0.1),
+            Check(f"{grows} less attention", lost - lost_by_attention, least=0.1),
+            instead="One vector did not lose more with length than attention",
+        )
+        yield clause(
+            f"Each cell waits for the one before. To the loss that both with attention reach, {level:.2f} nats a"
+            f" token, recurrence took {waits:,.0f} operations one after another, and the transformer {fewer:,.0f}.",
+            Check(f"{TRANSFORMER}: {over}", transformer.wrong / by_words.wrong, most=0.5),
+            Check("operations one after another, those of recurrence over the transformer's", longer, least=2.0),
+            instead="The transformer did not learn this in fewer operations one after another",
         )
         lines = {**comparison.judged, "word by word": comparison.word_by_word}
         header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
         sources = comparison.task.sources
         lengths = [sum(len(sources[i]) - 1 for i in group) / len(group) for group in quarters(sources)]
         shares = {name: judgement.by_length for name, judgement in lines.items()}
-        sections = (
-            TableSection("Wrong tokens, written freely", header, [[name, *of.cells] for name, of in lines.items()]),
-            _cost_table(comparison, level, costs),
-            curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
-            comparison.losses,
-        )
-        return self.result(conclusion, sections)
+        yield TableSection("Wrong tokens, written freely", header, [[name, *of.cells] for name, of in lines.items()])
+        yield _cost_table(comparison, level, costs)
+        yield curve("Wrong tokens by length", "words of the source", "share", lengths, shares)
+        yield comparison.losses
 
 
 class ChainCost(NamedTuple):
@@ -295,51 +276,49 @@ def _cost_table(comparison: Comparison, level: float, costs: Mapping[str, ChainC
 
 PROMPT = "decoder, plain prompt"
 PANELS: dict[str, Builder] = {
-    "encoder-decoder": beside_encoder,
-    "decoder, prefix mask": behind_prefix,
-    PROMPT: behind_prompt,
+    "encoder-decoder": translators.beside_encoder,
+    "decoder, prefix mask": translators.behind_prefix,
+    PROMPT: translators.behind_prompt,
 }
 
 
 class PanelsLab(TranslationSizes):
     name = "panels"
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         comparison = compared(self, PANELS, setup)
         reference = comparison.word_by_word.wrong
         setup.progress(f"{PROMPT}, on targets of other sentences: training {self.steps} steps")
         control = comparison.task.shuffled(setup.seed)
-        guesses = behind_prompt(control.rows, len(control.vocabulary), self.training(setup.seed))
+        guesses = translators.behind_prompt(control.rows, len(control.vocabulary), self.training(setup.seed))
         blind = control.judgement_of(guesses.model).wrong
         decoders = (one.model for one in comparison.trained.values() if isinstance(one.model, BehindPrompt))
         with_prefix, with_prompt = (model.reads_ahead(comparison.task.sources[0]) for model in decoders)
         shares = ", ".join(f"{name} {judgement.wrong:.0%}" for name, judgement in comparison.judged.items())
         over = "wrong tokens, over those of word by word"
-        conclusion = (
-            clause(
-                "A translation needs no layout of its own: a decoder alone that finds the source in front of the target"
-                f" writes it too. Wrong tokens: {shares}; word by word {reference:.0%}.",
-                Check("word by word: wrong tokens", reference, least=0.5),
-                *(
-                    Check(f"{name}: {over}", judgement.wrong / reference, most=0.5)
-                    for name, judgement in comparison.judged.items()
-                ),
-                instead="Not every layout learned to translate, or word by word does",
+        yield clause(
+            "A translation needs no layout of its own: a decoder alone that finds the source in front of the target"
+            f" writes it too. Wrong tokens: {shares}; word by word {reference:.0%}.",
+            Check("word by word: wrong tokens", reference, least=0.5),
+            *(
+                Check(f"{name}: {over}", judgement.wrong / reference, most=0.5)
+                for name, judgement in comparison.judged.items()
             ),
-            clause(
-                "With the prefix mask a word of the source sees those after it, as in an encoder: other words there"
-                f" move the vector of the first by {with_prefix:.0%} of its length. With a plain prompt it sees those"
-                f" before it alone: {with_prompt:.0%}.",
-                Check("prefix mask: change of the first word's vector by words after it", with_prefix, least=0.01),
-                Check("plain prompt: change of the first word's vector by words after it", with_prompt, most=1e-5),
-                instead="The masks do not differ in what a word of the source sees",
-            ),
-            clause(
-                "Control: trained beside the targets of other sentences, the decoder with a plain prompt writes"
-                f" {blind:.0%} of the tokens wrong.",
-                Check(f"control: {PROMPT}, shuffled targets: {over}", blind / reference, least=0.75),
-                instead="The translation can be guessed without its source",
-            ),
+            instead="Not every layout learned to translate, or word by word does",
+        )
+        yield clause(
+            "With the prefix mask a word of the source sees those after it, as in an encoder: other words there"
+            f" move the vector of the first by {with_prefix:.0%} of its length. With a plain prompt it sees those"
+            f" before it alone: {with_prompt:.0%}.",
+            Check("prefix mask: change of the first word's vector by words after it", with_prefix, least=0.01),
+            Check("plain prompt: change of the first word's vector by words after it", with_prompt, most=1e-5),
+            instead="The masks do not differ in what a word of the source sees",
+        )
+        yield clause(
+            "Control: trained beside the targets of other sentences, the decoder with a plain prompt writes"
+            f" {blind:.0%} of the tokens wrong.",
+            Check(f"control: {PROMPT}, shuffled targets: {over}", blind / reference, least=0.75),
+            instead="The translation can be guessed without its source",
         )
         header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
         rows = [
@@ -347,5 +326,5 @@ class PanelsLab(TranslationSizes):
             for name, judgement in comparison.judged.items()
         ]
         rows.append(["word by word", "–", *comparison.word_by_word.cells])
-        sections = (TableSection("Wrong tokens, written freely", header, rows), comparison.losses)
-        return self.result(conclusion, sections)
+        yield TableSection("Wrong tokens, written freely", header, rows)
+        yield comparison.losses

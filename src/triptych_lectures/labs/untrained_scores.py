@@ -24,7 +24,7 @@ from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from .bounds import rounded_up
 from .counting import peak_bytes, shortest_seconds
-from .lab import Check, Ints, Lab, LabResult, Setup, clause, ratio, size
+from .lab import Check, Findings, Ints, Lab, Setup, clause, ratio, size
 from .small_models import curve, power
 
 
@@ -36,7 +36,7 @@ class ScalingLab(Lab):
     rows: int = size(8, "rows of each width")
     small: float = size(0.01, "norm below which a gradient counts as none")
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         measured = [self._measure(width, setup.seed) for width in self.widths]
         variances, plain, scaled = zip(*measured, strict=True)
         scales = {"no scale": plain, "1/√d": scaled}
@@ -61,44 +61,43 @@ class ScalingLab(Lab):
         share = f"share of queries with a gradient below {self.small:g} at d {last}"
         over_divided = f"gradient at a query, d {last}, without scale over with 1/√d"
         mean_ratio, few = ratio(undivided.mean, divided.mean), ratio(undivided.gradient, undivided.mean)
-        conclusion = (
-            clause(
-                "q·k is a sum of d products of variance 1, and its variance is d.",
-                Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
-                Check("variance of q·k over d, the furthest from 1", furthest, 0.8, 1.2),
-                instead="The variance is not d",
-            ),
-            clause(
-                f"Undivided, softmax becomes a hard choice: at d {last} the entropy of a row is"
-                f" {undivided.entropy:.2f} nats, of at most {rounded_up(most, '.2f')}, and"
-                f" {undivided.starved:.0%} of the queries get a gradient below {self.small:g}."
-                f" At d {self.widths[0]} the median one is still {early:.2g} times that with the division.",
-                Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
-                Check(f"median {over_divided}", ratio(undivided.gradient, divided.gradient), most=0.01),
-                Check(f"{share}, without scale", undivided.starved, least=0.5),
-                instead="Undivided, softmax did not become a hard choice without a gradient",
-            ),
-            clause(
-                f"Not all do: a few rows whose best two scores are close keep a large gradient, so the mean is"
-                f" {mean_ratio:.2g} times that with the division, where the median is nearly 0.",
-                Check(f"mean {over_divided}", mean_ratio, least=0.1),
-                Check(f"median over mean gradient at a query, d {last}, without scale", few, most=0.1),
-                instead="That a few rows keep the whole gradient was not seen",
-            ),
-            clause(
-                f"Divided by √d, entropy and gradient keep their size from d {self.widths[0]} to {last}.",
-                Check("entropy with 1/√d, largest over smallest", entropy_range, most=1.1),
-                Check("median gradient with 1/√d, largest over smallest", gradient_range, most=2.0),
-                Check(f"{share}, with 1/√d", divided.starved, most=0.01),
-                instead="With the division they do not all keep their size",
-            ),
+        yield clause(
+            "q·k is a sum of d products of variance 1, and its variance is d.",
+            Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
+            Check("variance of q·k over d, the furthest from 1", furthest, 0.8, 1.2),
+            instead="The variance is not d",
+        )
+        yield clause(
+            f"Undivided, softmax becomes a hard choice: at d {last} the entropy of a row is"
+            f" {undivided.entropy:.2f} nats, of at most {rounded_up(most, '.2f')}, and"
+            f" {undivided.starved:.0%} of the queries get a gradient below {self.small:g}."
+            f" At d {self.widths[0]} the median one is still {early:.2g} times that with the division.",
+            Check(f"entropy at d {last} without scale, nats", undivided.entropy, most=0.1 * most),
+            Check(f"median {over_divided}", ratio(undivided.gradient, divided.gradient), most=0.01),
+            Check(f"{share}, without scale", undivided.starved, least=0.5),
+            instead="Undivided, softmax did not become a hard choice without a gradient",
+        )
+        yield clause(
+            f"Not all do: a few rows whose best two scores are close keep a large gradient, so the mean is"
+            f" {mean_ratio:.2g} times that with the division, where the median is nearly 0.",
+            Check(f"mean {over_divided}", mean_ratio, least=0.1),
+            Check(f"median over mean gradient at a query, d {last}, without scale", few, most=0.1),
+            instead="That a few rows keep the whole gradient was not seen",
+        )
+        yield clause(
+            f"Divided by √d, entropy and gradient keep their size from d {self.widths[0]} to {last}.",
+            Check("entropy with 1/√d, largest over smallest", entropy_range, most=1.1),
+            Check("median gradient with 1/√d, largest over smallest", gradient_range, most=2.0),
+            Check(f"{share}, with 1/√d", divided.starved, most=0.01),
+            instead="With the division they do not all keep their size",
         )
         uniform = {"uniform": math.log(self.tokens)}
         curves = (
             curve("Entropy of a row of attention", "d", "nats", self.widths, entropies, uniform, "x"),
             curve("Gradient that reaches a query, median", "d", "norm", self.widths, gradients, log="xy"),
         )
-        return self.result(conclusion, (table, *curves))
+        yield table
+        yield from curves
 
     def _measure(self, width: int, seed: int) -> tuple[float, Softmaxed, Softmaxed]:
         """(variance of q·k, softmax without a scale, softmax with 1/√d)"""
@@ -153,7 +152,7 @@ class AdditiveVsDotLab(Lab):
                 f"sizes width {self.width} and hidden {self.hidden}: this lab inverts W_k; make them equal"
             )
 
-    def run(self, setup: Setup) -> LabResult:
+    def findings(self, setup: Setup) -> Findings:
         setup.progress("measuring both over the length of the row")
         milliseconds, nbytes = self._costs(setup.seed)
         dot, bahdanau = zip(*(self._entropies(scale, setup.seed) for scale in self.scales), strict=True)
@@ -163,37 +162,35 @@ class AdditiveVsDotLab(Lab):
         formula = f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}"
         settled = bahdanau[-1] / bahdanau[-2]
         memory, even = nbytes[ADDITIVE][-1] / nbytes[DOT][-1], bahdanau[-2] / math.log(self.tokens)
-        conclusion = (
-            clause(
-                f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
-                f" it has {added} parameters more than the dot product: the vector w.",
-                Check(formula, self._formula_error(setup.seed), most=1e-12),
-                Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
-                instead="The additive layer does not have this formula and these parameters",
-            ),
-            clause(
-                "tanh bounds its scores by the sum of |w|, and so the weight of one key. Keys that saturate every tanh"
-                f" on the right side reach {reached / limit:.1%} of the limit, {limit:.5f} for {self.tokens} keys: a"
-                " hard choice is possible.",
-                Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
-                Check("largest weight of keys built for it, additive", reached, least=0.9),
-                instead="The weight of one key does not come to this limit, or no hard choice is possible",
-            ),
-            clause(
-                "For random keys, larger inputs sharpen the choice to a limit and no further: the entropy settles at"
-                f" {bahdanau[-1]:.2f} nats, {even:.0%} of that of even weights, where that of the dot product, the"
-                f" control, falls to {abs(dot[-1]):.1g}.",
-                Check(f"entropy at size {last:g} over that at {before:g}, additive", settled, 0.9, 1.1),
-                Check(f"entropy at size {before:g}, additive, over that of even weights", even, 0.5, 0.99),
-                Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
-                instead="The two scores do not differ so in how sharp they become",
-            ),
-            clause(
-                f"It holds {self.hidden} numbers for each pair, and at {self.lengths[-1]} tokens {memory:.0f} times the"
-                " memory of the dot product.",
-                Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, self.hidden / 4),
-                instead="The memory is not that of the pairs' numbers",
-            ),
+        yield clause(
+            f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
+            f" it has {added} parameters more than the dot product: the vector w.",
+            Check(formula, self._formula_error(setup.seed), most=1e-12),
+            Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
+            instead="The additive layer does not have this formula and these parameters",
+        )
+        yield clause(
+            "tanh bounds its scores by the sum of |w|, and so the weight of one key. Keys that saturate every tanh"
+            f" on the right side reach {reached / limit:.1%} of the limit, {limit:.5f} for {self.tokens} keys: a"
+            " hard choice is possible.",
+            Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
+            Check("largest weight of keys built for it, additive", reached, least=0.9),
+            instead="The weight of one key does not come to this limit, or no hard choice is possible",
+        )
+        yield clause(
+            "For random keys, larger inputs sharpen the choice to a limit and no further: the entropy settles at"
+            f" {bahdanau[-1]:.2f} nats, {even:.0%} of that of even weights, where that of the dot product, the"
+            f" control, falls to {abs(dot[-1]):.1g}.",
+            Check(f"entropy at size {last:g} over that at {before:g}, additive", settled, 0.9, 1.1),
+            Check(f"entropy at size {before:g}, additive, over that of even weights", even, 0.5, 0.99),
+            Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
+            instead="The two scores do not differ so in how sharp they become",
+        )
+        yield clause(
+            f"It holds {self.hidden} numbers for each pair, and at {self.lengths[-1]} tokens {memory:.0f} times the"
+            " memory of the dot product.",
+            Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, self.hidden / 4),
+            instead="The memory is not that of the pairs' numbers",
         )
         rows = [
             (f"A layer of width {self.width * self.heads}, dot product", f"{plain:,} parameters"),
@@ -201,13 +198,10 @@ class AdditiveVsDotLab(Lab):
         ]
         sharpness, uniform = {DOT: dot, ADDITIVE: bahdanau}, {"uniform": math.log(self.tokens)}
         title = "Entropy of a row of attention"
-        sections = (
-            self._cost_table(milliseconds, nbytes),
-            Facts("Parameters and widths", rows),
-            curve("Time of one call", "tokens", "ms", self.lengths, milliseconds, log="xy"),
-            curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
-        )
-        return self.result(conclusion, sections)
+        yield self._cost_table(milliseconds, nbytes)
+        yield Facts("Parameters and widths", rows)
+        yield curve("Time of one call", "tokens", "ms", self.lengths, milliseconds, log="xy")
+        yield curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x")
 
     def _weights(self, seed: int, widths: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32) -> Weights:
         """W_q, W_k and w for queries and keys of these widths, each output with the variance of its input."""
