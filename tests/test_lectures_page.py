@@ -457,6 +457,31 @@ def test_a_lab_is_recorded_over_its_seeds(
     assert "soft-vs-hard: PASS: 3 of 3 seeds pass" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("off", [0.0, 0.01])
+def test_a_result_is_confirmed_where_its_first_seed_measures_the_same(
+    off: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(self: SoftVsHardLab, setup: Setup) -> LabResult:
+        check = Check("number", setup.seed / 1e4 + changed * off, least=0.0)
+        return LabResult("What?", (Clause(f"That, {('then', 'now')[changed]}.", (check,)),), ())
+
+    changed = 0
+    monkeypatch.setattr(SoftVsHardLab, "run", run)
+    monkeypatch.setattr(lectures, "SEEDS", tmp_path)
+    monkeypatch.setattr(lectures, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr("pictures.of_lab", lambda name, result, command: None)
+    results: Data = {"labs": {}, "examples": {}}
+    lectures.record({"labs": ["soft-vs-hard"], "examples": []}, results, seeds=3)
+    before = copy.deepcopy(results["labs"]["soft-vs-hard"])
+    results["labs"]["soft-vs-hard"]["sources"] = "of other files"
+    changed = 1
+    lectures.confirm(["soft-vs-hard"], results)
+    after = results["labs"]["soft-vs-hard"]
+    assert lectures.is_stale("labs", "soft-vs-hard", after) is bool(off)
+    assert after["conclusion"][0]["text"] == ("That, then." if off else "That, now.")
+    assert after["conclusion"][0]["checks"] == before["conclusion"][0]["checks"]
+
+
 def test_a_failed_result_is_noticed(data: Data, results: Data) -> None:
     results["labs"]["depth"]["passed"] = False
     assert failed(results) == ["depth"]

@@ -8,15 +8,17 @@
     python tools/lectures.py --labs NAME --model DIR
                                              the same lab with a model that a recipe has trained
     python tools/lectures.py --processes 2   two labs at a time, with a share of the threads each
+    python tools/lectures.py --confirm       runs the stale labs at their first seed alone, and keeps what is recorded
+                                             of those that measure the same there, to four digits, as before
     python tools/lectures.py --page          runs nothing
     python tools/lectures.py --stale         lists the results that are stale, and writes nothing
 
 `lectures.toml` has the entries: commands, labs, tests and our own answers.  `lectures.results.json` has the results of
 the last run of each lab and worked example, with a digest of the code that it imports, directly or not, comments and
 docstrings left out; of labs only the modules count whose functions a run calls, and those that have none.  A result is
-stale when that has changed since; it stays on the page, marked.  A lab runs with
-the sizes that `triptych lab NAME` has, and with as many seeds as its `seeds` says, from `FIRST_SEED` on: none of the
-seeds at which labs are developed.  The finished seeds of a run that was interrupted are in `runs/lectures`.
+stale when that has changed since, until it is recorded again or confirmed; it stays on the page, marked.  A lab runs
+with the sizes that `triptych lab NAME` has, and with as many seeds as its `seeds` says, from `FIRST_SEED` on: none of
+the seeds at which labs are developed.  The finished seeds of a run that was interrupted are in `runs/lectures`.
 """
 
 from __future__ import annotations
@@ -128,11 +130,7 @@ def record(
 
     threads = max(1, machine.threads() // processes)
     task = partial(recorded_lab, threads=threads, full=full, seeds=seeds, model=model)
-    with contextlib.ExitStack() as stack:
-        run: Callable[..., Iterator[tuple[str, Plain]]] = map
-        if processes > 1:
-            os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # of the processes to come
-            run = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes)).imap_unordered
+    with in_processes(processes, threads) as run:
         for name, recorded in run(task, longest_first(names["labs"], results)):
             save(results, "labs", name, recorded)
             for finished in SEEDS.glob(f"{name}-{'[0-9a-f]' * 16}-seed*.json"):
@@ -140,6 +138,17 @@ def record(
     for name in names["examples"]:
         walk = worked(name)
         save(results, "examples", name, {"passed": walk.agrees, "outcome": walk.outcome})
+
+
+@contextlib.contextmanager
+def in_processes(count: int, threads: int) -> Iterator[Callable[..., Iterator[tuple[str, Any]]]]:
+    """`map` over so many processes at once, whose results come in any order; in this process for one."""
+    if count == 1:
+        yield map
+        return
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # of the processes to come
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        yield pool.imap_unordered
 
 
 def longest_first(labs: list[str], results: Plain) -> list[str]:
@@ -201,6 +210,52 @@ def entered_by(name: str, *, full: bool, model: str | None) -> list[str]:
     return sorted(entered.names)
 
 
+def confirm(names: Sequence[str], results: Plain, *, processes: int = 1) -> None:
+    """Run labs at their first seed, and save those that measure what is recorded of it; print which do not."""
+    from triptych import machine
+
+    threads = max(1, machine.threads() // processes)
+    task = partial(confirmed_lab, results=results["labs"], threads=threads)
+    with in_processes(processes, threads) as run:
+        for name, recorded in run(task, longest_first([*names], results)):
+            print(
+                f"{name}: {'measures something else; record it again' if recorded is None else 'confirmed'}", flush=True
+            )
+            if recorded is not None:
+                save(results, "labs", name, recorded)
+
+
+def confirmed_lab(name: str, *, results: Plain, threads: int) -> tuple[str, Plain | None]:
+    """-> the lab's name and what is recorded of it, with the texts of today, or None where its first seed measures
+    something else, or is judged by other criteria."""
+    import torch
+
+    from triptych_lectures import labs
+    from triptych_lectures.labs.lab import Setup, number, shown_sizes
+    from triptych_lectures.labs.report import timed
+
+    torch.set_num_threads(threads)
+    before, options = results[name], results[name]["command"].split()
+    model = options[options.index("--model") + 1] if "--model" in options else None
+    setup = Setup(full="--full" in options, model=model, seed=FIRST_SEED, progress=lambda text: None)
+    with EnteredModules() as entered:
+        result = timed(name, setup).result
+    assert result is not None
+    measured = [[(number(c.measured), c.criterion) for c in clause.checks] for clause in result.conclusion]
+    first = [[(check.get("seeds", [check["measured"]])[0], check["criterion"]) for check in clause["checks"]]
+             for clause in before["conclusion"]]  # fmt: skip
+    if measured != first:
+        return name, None
+    lab = labs.lab_class(name)
+    words = {"question": result.question, "remarks": result.remarks, "falsified_by": lab.falsified_by}
+    conclusion = [
+        old | ({"text": new.text} if old["held"] == before["seeds"] else {})
+        for old, new in zip(before["conclusion"], result.conclusion, strict=True)
+    ]
+    sizes = {"sizes": shown_sizes(lab, setup)}
+    return name, before | words | sizes | {"conclusion": conclusion, "entered": sorted(entered.names)}
+
+
 def recorded_clause(clause: Clause) -> Plain:
     """A statement, in how many seeds it holds, and its criteria with what each seed measured."""
     from triptych_lectures.labs.lab import number
@@ -240,6 +295,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run every lab again")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--stale", action="store_true", help="list the stale results, and run and write nothing")
+    parser.add_argument("--confirm", action="store_true", help="run the stale labs at their first seed alone")
     parser.add_argument("--full", action="store_true", help="record the sizes of `triptych lab NAME --full`")
     parser.add_argument("--seeds", type=int, metavar="N", help="record so many seeds, not those of the lab")
     parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
@@ -257,7 +313,9 @@ def main() -> None:
         old = stale(data, results)
         print("\n".join(f"{kind} {name}" for kind, names in old.items() for name in names) or "no result is stale")
         return
-    if not options.page:
+    if options.confirm:
+        confirm(chosen(data, results, options.labs, again=options.again)["labs"], results, processes=options.processes)
+    elif not options.page:
         names = chosen(data, results, options.labs, again=options.again)
         record(names, results, full=options.full, seeds=options.seeds, model=options.model, processes=options.processes)
     results = read_results()  # in the order of the file
