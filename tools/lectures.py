@@ -271,7 +271,7 @@ def recorded_clause(clause: Clause) -> Plain:
 
 def save(results: Plain, kind: str, name: str, result: Plain) -> None:
     """Put one result into `results` and write the whole file."""
-    results[kind][name] = {"sources": digest(kind, name, result.get("entered")), **result}
+    results[kind][name] = {"sources": ""} | result | {"sources": digest(kind, name, result.get("entered"))}
     ordered = {kind: dict(sorted(of_kind.items())) for kind, of_kind in results.items()}
     RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
 
