@@ -98,8 +98,10 @@ class Browser:
             self.events.append(message)
         return message
 
-    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False, before: str = "") -> "Tab":
-        """The page in a new tab.  The script `before` runs before those of the page."""
+    def open(
+        self, page: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False, before: str = ""
+    ) -> "Tab":
+        """The page, a file or an address, in a new tab.  The script `before` runs before those of the page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session)
@@ -112,7 +114,7 @@ class Browser:
         tab.call("Emulation.setEmulatedMedia", features=[scheme])
         if before:
             tab.call("Page.addScriptToEvaluateOnNewDocument", source=before)
-        tab.call("Page.navigate", url=page.as_uri())
+        tab.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         tab.wait('location.href !== "about:blank" && document.readyState === "complete"')
         return tab
 

@@ -116,7 +116,7 @@ def test_models_health_and_routes_that_are_not(port: int) -> None:
     assert ask(port, "/v1/models")[1]["data"][0]["id"] == "letters"
     assert ask(port, "/v1/models/letters")[0] == 200
     assert ask(port, "/v1/models/other")[0] == 404
-    assert ask(port, "/health")[1] == {"status": "ok", "stalled": []}
+    assert ask(port, "/health")[1].items() >= {"status": "ok", "stalled": []}.items()
     assert ask(port, "/v2")[0] == 404
     assert ask(port, "/v1/completions", raw=b"{")[0] == 400
     assert (

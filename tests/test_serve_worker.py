@@ -12,14 +12,16 @@ from triptych.generate import Request, Sampling, forbid
 from triptych.model import Model, create
 from triptych.serve.worker import STOPPING, ModelWorker, Piece
 from triptych.tasks.generation_requests import end_ids
-from triptych.text import character_tokenizer
+from triptych.text import ChatTemplate, Tokenizer, character_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
-def letters() -> Model:
-    """A small decoder of letters, whose weights are large enough for it to write something."""
+def letters(template: str | None = None) -> Model:
+    """A small decoder of letters, whose weights are large enough for it to write something; it chats by a `template`."""
     tokenizer = character_tokenizer(LETTERS)
+    if template is not None:
+        tokenizer = Tokenizer(tokenizer.backend, tokenizer.specials, chat=ChatTemplate(template))
     config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
               "intermediate_size": 24, "vocab_size": tokenizer.vocab_size, "max_position_embeddings": 256}  # fmt: skip
     model = create(config, tokenizer)

@@ -111,6 +111,15 @@ def free_memory(root: Path = ROOT) -> int | None:
     return min(free, default=None)
 
 
+def process_status(field: str) -> int | None:
+    """A field of /proc/self/status in bytes, such as VmRSS, the memory of this process; None on other systems."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    return 1024 * int(text.partition(f"{field}:")[2].split()[0])
+
+
 def free_on(where: torch.device) -> int | None:
     """Bytes that are free on a device; on the processor those of `free_memory`."""
     import torch

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import InputError, TriptychError, first_line
+from triptych.machine import process_status
 from . import peers
 from .jobs import BenchJob
 from .side import Options, Side, perform
@@ -130,15 +131,6 @@ def serve(name: str, options: str) -> None:
             answer = {"error": f"{type(error).__name__}: {first_line(error)}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-
-
-def process_status(field: str) -> int | None:
-    """A field of /proc/self/status in bytes; None on other systems."""
-    try:
-        text = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    return 1024 * int(text.partition(f"{field}:")[2].split()[0])
 
 
 def forget_peak() -> int | None:

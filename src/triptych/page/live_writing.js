@@ -1,14 +1,6 @@
 // The model's own writing, where it generates: temperature and top-p, tokens one at a time, and the cache that fills.
 
 const MOST_NEW = 120; // tokens of one press of "Write"
-const slider = (name, attributes, changed) => {
-  const value = el("output");
-  const tell = () => (value.textContent = Number(input.value).toFixed(2));
-  const input = el("input", { type: "range", "aria-label": name, oninput: tell, ...attributes });
-  input.addEventListener("input", changed);
-  tell();
-  return { input, node: el("label", { class: "slider" }, name, input, value) };
-};
 
 // The cache while the model writes: a row for each layer, a column for each position.
 class CachePicture {

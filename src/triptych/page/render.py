@@ -43,6 +43,7 @@ def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> st
     own = [script for section in every for script in getattr(section, "scripts", ())]
     script = _joined(("base.js", *(file for file in files if file.endswith(".js")), "start.js"), own)
     interpreter = _joined(INTERPRETER, own) if "live" in kinds else None
+    server = "chat" in kinds
     shown = {"title": title, "subtitle": subtitle}
     return _template().render(
         **shown,
@@ -51,7 +52,8 @@ def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> st
         style=Markup(style),
         script=Markup(script),
         interpreter=None if interpreter is None else Markup(interpreter),
-        policy=_policy(style, script, interpreter),
+        server=server,
+        policy=_policy(style, script, interpreter, server),
     )
 
 
@@ -137,15 +139,17 @@ def _all(sections: Sequence[Section]) -> list[Section]:
     return [*sections, *inner]
 
 
-def _policy(style: str, script: str, interpreter: str | None) -> str:
+def _policy(style: str, script: str, interpreter: str | None, server: bool) -> str:
     """The policy of what the page may load and run: its own style and scripts.
 
     The interpreter of a page that runs a model may compile WebAssembly, which cannot reach anything the script does not
     hand to it, and may run in a worker made of its own text, which has the same policy; neither allows eval of a text.
+    A page that comes from a server may ask that server.
     """
     live = "" if interpreter is None else f" '{_digest(interpreter)}' 'wasm-unsafe-eval'; worker-src blob:"
+    asks = "; connect-src 'self'" if server else ""
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{live}; img-src data:;"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'{live}{asks}; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
 

@@ -277,6 +277,15 @@ class TextAttentionSection(Section):
 
 
 @dataclass(frozen=True)
+class ChatSection(Section):
+    """A conversation with a model of the server that the page comes from; `note` says what the reader can do with it, and
+    `key` whether the server wants its key before anything else."""
+
+    note: str
+    key: bool
+
+
+@dataclass(frozen=True)
 class QuestionItem:
     """A question and, behind a fold, its answer and how it is worked out; without an answer, room to write one."""
 

@@ -16,9 +16,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from triptych import machine
 from triptych.errors import shown
 from . import (
     chat,
+    chat_page,
     completions,
     embeddings,
     inside,
@@ -78,7 +80,7 @@ class Server:
             *(route for module in OTHERS for route in module.routes(self)),
             *self.metrics.routes(),
         ]
-        routes += openapi.routes(self, routes)
+        routes += [*openapi.routes(self, routes), *chat_page.routes(self)]
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> Any:
@@ -122,7 +124,12 @@ class Server:
     async def health(self, request: HttpRequest) -> Response:
         """Whether tokens come wherever they are waited for."""
         stalled = [name for name, worker in self.workers.items() if not worker.healthy(STALLED)]
-        return JSONResponse({"status": "stalled" if stalled else "ok", "stalled": stalled}, 503 if stalled else 200)
+        state = {
+            "status": "stalled" if stalled else "ok",
+            "stalled": stalled,
+            "resident_bytes": machine.process_status("VmRSS"),
+        }
+        return JSONResponse(state, 503 if stalled else 200)
 
     async def models(self, request: HttpRequest) -> Response:
         if "anthropic-version" in request.headers:

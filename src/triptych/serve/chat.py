@@ -41,8 +41,28 @@ def conversation_of(fields: Fields) -> Conversation:
     if fields.get("top_logprobs") and not fields.get("logprobs"):
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     messages = [message_of(fields, one, f"messages[{i}]") for i, one in enumerate(fields.values["messages"])]
+    messages, begun = begun_of(fields, messages)
     tools = functions(fields, ("function", None), function_of, "chat_tool")
-    return Conversation(messages, use_of(fields, tools, "chat_choice"))
+    return Conversation(messages, use_of(fields, tools, "chat_choice"), begun)
+
+
+def begun_of(fields: Fields, messages: list[Message]) -> tuple[list[Message], str]:
+    """With `continue_final_message` the messages before the last one, and its text as the beginning of the answer: what
+    the model reads is what it would have written so far.  vLLM's clients also send `add_generation_prompt: false`.
+
+    Raises ApiError for a last message that is not the assistant's, and where the two fields contradict each other.
+    """
+    goes_on = bool(fields.get("continue_final_message"))
+    if fields.get("add_generation_prompt", not goes_on) is goes_on:
+        problem = "add_generation_prompt must be the opposite of continue_final_message; leave it out"
+        raise ApiError(400, problem, "add_generation_prompt")
+    if not goes_on:
+        return messages, ""
+    *before, last = messages
+    if not before or last.role != "assistant" or last.calls:
+        problem = "continue_final_message needs a last message of the assistant, after one that it answers"
+        raise ApiError(400, problem, "continue_final_message")
+    return before, last.content
 
 
 def message_of(fields: Fields, value: object, at: str) -> Message:

@@ -14,6 +14,7 @@ from .errors import error_response
 from .fields import ApiError
 
 OPEN = frozenset({"/health", "/metrics"})  # answered whatever runs
+PAGE = "/"  # the chat page, the same file on every server, which asks its reader for the key
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Limited:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
-        if self.key is not None:
+        if self.key is not None and scope["path"] != PAGE:
             bearer = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(headers.get("x-api-key", bearer).encode(), self.key):
                 return ApiError(401, "send the server's key as Authorization: Bearer KEY or as x-api-key")
