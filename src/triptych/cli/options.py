@@ -66,6 +66,7 @@ SHARED = """
 
 Positive = Annotated[int, typer.Option(min=1)]
 Natural = Annotated[int, typer.Option(min=0)]
+Port = Annotated[int, typer.Option(min=1, max=65535)]
 Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED)]
 Share = Annotated[float, typer.Option(min=0, max=1)]
 Temperature = Annotated[float, typer.Option(min=0)]

@@ -278,8 +278,8 @@ class TextAttentionSection(Section):
 
 @dataclass(frozen=True)
 class ChatSection(Section):
-    """A conversation with a model of the server that the page comes from; `note` says what the reader can do with it, and
-    `key` whether the server wants its key before anything else."""
+    """A conversation with a model of the server that the page comes from; `note` says what the reader can do with it,
+    and `key` whether the server wants its key before anything else."""
 
     note: str
     key: bool

@@ -11,9 +11,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from triptych.page import render
-from triptych.page.sections import ChatSection
-
 if TYPE_CHECKING:
     from .app import Server
 
@@ -38,6 +35,9 @@ def routes(server: Server) -> list[Route]:
 @cache
 def page(*, key: bool) -> tuple[bytes, str]:
     """The page, and its policy of what it may load and run; the one of a server with a `key` asks for that first."""
+    from triptych.page import render  # for the first who opens it
+    from triptych.page.sections import ChatSection
+
     html = render("Chat", [ChatSection("Conversation", NOTE, key)], subtitle="with a model that this server runs")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)
     assert policy is not None

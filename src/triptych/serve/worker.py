@@ -179,6 +179,11 @@ class ModelWorker:
         self.stopping = True
         self.post(lambda: None)
 
+    def cut(self) -> None:
+        """Take no more requests, and end those that are here with an error that says so."""
+        self.stopping = True
+        self.post(self._cut)
+
     # -- in the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -227,6 +232,13 @@ class ModelWorker:
             self.last_step = monotonic()
         self.rows[served.row] = served
         served.call(served.taken.set)
+
+    def _cut(self) -> None:
+        for row, served in self.rows.items():
+            if self.scheduler is not None:
+                self.scheduler.cancel(row)
+            self._refuse(served, InputError(STOPPING))
+        self.rows.clear()
 
     def drop(self, served: ServedRow) -> None:
         """Cancel the row of a request, where it runs."""
