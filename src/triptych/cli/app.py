@@ -13,6 +13,7 @@ from triptych import __version__
 from triptych.errors import MissingExecutableError
 from . import (
     ablate,
+    batch,
     bench,
     chat,
     check,
@@ -65,7 +66,7 @@ _COMMANDS: dict[str, list[Callable[..., None]]] = {
     "Run": [
         generate.generate, chat.chat, reading.fill, reading.encode, search.search, reading.classify, writing.caption,
         reading.tag, writing.answer, writing.summarize, writing.translate, transcribe.transcribe,
-        convert_and_page.convert, serve.serve,
+        convert_and_page.convert, serve.serve, batch.batch,
     ],
     "Inspect": [
         explain.explain, inspect.inspect, heads.heads, lens.lens, patch.patch, ablate.ablate, convert_and_page.page,
