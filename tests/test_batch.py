@@ -54,7 +54,7 @@ BAD = [  # a line, and what its record says of it
     ('"' + "a" * 100, "no JSON"),
     (json.dumps(request(1) | {"custom_id": "get", "method": "GET"}), "method must be POST"),
     (json.dumps(request(1, stream=True) | {"custom_id": "stream"}), "has stream"),
-    (json.dumps(request(1) | {"custom_id": "more", "bdoy": 1}), "'bdoy' is no field of a request (did you mean 'body'?)"),
+    (json.dumps(request(1) | {"custom_id": "more", "bdoy": 1}), "'bdoy' is no field of a request (did you mean 'body'"),
     (json.dumps(request(1) | {"custom_id": ""}), "no custom_id"),
     (json.dumps(request(1) | {"custom_id": "url", "url": "v1"}), "url must be a route"),
     (json.dumps(request(1) | {"custom_id": "list", "body": [1]}), "body must be a JSON object"),

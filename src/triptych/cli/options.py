@@ -119,19 +119,25 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     Its docstring has, below what the command does, the help of those that bring none: `VALUE: help` of the arguments in
     their order, `--name VALUE: help` of the options that are not in `SHARED`.  For a `checkpoint` stand MODEL and,
-    before --json, the options of `Checkpoint`.
+    before --json, the options of `Checkpoint`; where it may be None, MODEL may be left out, and the options with it.
     """
     about, _, help_text = (getdoc(function) or "").partition("\n\n")
     own = _parameters(function, help_text)
     opens = own[0].name == "checkpoint"
     if opens:
         model, *loading = _parameters(Checkpoint)
+        if own[0].default is None:
+            model = model.replace(annotation=Annotated[str | None, argument(MODEL, "[MODEL]")], default=None)
         own = [model, *own[1:-1], *loading, own[-1]]
 
     @wraps(function)
     def run(**arguments: Any) -> None:
         if opens:
-            arguments["checkpoint"] = Checkpoint(**{one.name: arguments.pop(one.name) for one in (model, *loading)})
+            options = {one.name: arguments.pop(one.name) for one in (model, *loading)}
+            arguments["checkpoint"] = None if options["model"] is None else Checkpoint(**options)
+            left = [one.name for one in loading if options["model"] is None and options[one.name] != one.default]
+            if left:
+                raise typer.BadParameter(f"--{left[0]} is for a MODEL on this machine; name one")
         function(**arguments)
 
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own]
@@ -152,7 +158,7 @@ def _parameters(function: Callable[..., object], help_text: str = "") -> list[Pa
         plain, option = types[one.name], options[one.name]
         every = (one.annotation, *get_args(one.annotation))
         infos = [note for part in every for note in getattr(part, "__metadata__", ())]
-        if plain is Checkpoint or (infos and infos[0].help is not None):
+        if Checkpoint in (plain, *get_args(plain)) or (infos and infos[0].help is not None):
             parameters.append(one)
             continue
         info = copy(infos[0]) if infos else typer.Option()
