@@ -4,25 +4,24 @@ else."""
 import json
 import math
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 
-uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
 
-from browser import CHROMIUM, Browser, Tab  # noqa: E402
-from test_page_controls import nameless  # noqa: E402
-from test_serve_openai import ask  # noqa: E402
-from test_serve_worker import LETTERS, letters  # noqa: E402
-from triptych.model import Model  # noqa: E402
-from triptych.serve.app import Server  # noqa: E402
-from triptych.serve.chat_page import page  # noqa: E402
-from triptych.serve.worker import ModelWorker  # noqa: E402
-from triptych.text import RenderedPrompt  # noqa: E402
+from browser import CHROMIUM, Browser, Tab
+from serving import ask, running
+from test_page_controls import nameless
+from test_serve_worker import LETTERS, letters
+from triptych.model import Model
+from triptych.serve.app import Server
+from triptych.serve.chat_page import page
+from triptych.serve.worker import ModelWorker
+from triptych.text import RenderedPrompt
 
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")
 VIEW = 'document.querySelector("section.chat").chat'
@@ -40,26 +39,13 @@ def chatting() -> Model:
     return model
 
 
-@contextmanager
-def served(*, key: str | None = None) -> Iterator[int]:
-    worker = ModelWorker(chatting(), "letters", max_rows=4)
-    app = Server({"letters": worker}, key=key).app()
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        worker.thread.join(60)
+def served(**how: Any) -> AbstractContextManager[int]:
+    return running(Server({"letters": ModelWorker(chatting(), "letters", max_rows=4)}, **how))
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with served() as port:
+    with served(inspect=True) as port:
         yield port
 
 
@@ -109,7 +95,7 @@ def test_the_page_needs_no_key_and_everything_else_does() -> None:
     with served(key="sesame") as port:
         for route in ("/health", "/v1/models", "/nowhere", "//"):
             assert ask(port, route)[0] == 401
-    html, policy = page(key=True)
+    html, policy = page(key=True, inspect=False)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["connect-src"] == "'self'"
     assert rules["default-src"] == "'none'"
@@ -121,8 +107,8 @@ def test_a_partial_answer_goes_on_as_if_the_model_had_written_it(port: int) -> N
     model = chatting()
     whole = own(model, "abc")
     turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": whole[:5]}]
-    body = {"messages": turns, "temperature": 0, "max_tokens": 7, "continue_final_message": True}
-    status, reply, _ = ask(port, "/v1/chat/completions", body | {"add_generation_prompt": False})
+    body = {"model": "letters", "messages": turns, "temperature": 0, "max_tokens": 7, "continue_final_message": True}
+    status, reply = ask(port, "/v1/chat/completions", body | {"add_generation_prompt": False})
     assert status == 200
     assert reply["choices"][0]["message"]["content"] == whole[5:] == own(model, "abc", begun=whole[:5], new=7)
     without = {name: value for name, value in body.items() if name != "continue_final_message"}
@@ -141,8 +127,8 @@ def test_a_partial_answer_goes_on_as_if_the_model_had_written_it(port: int) -> N
 )  # fmt: skip
 def test_what_cannot_be_continued_is_refused(port: int, more: dict[str, Any], field: str) -> None:
     turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "de"}]
-    body = {"messages": turns, "continue_final_message": True} | more
-    status, reply, _ = ask(port, "/v1/chat/completions", body)
+    body = {"model": "letters", "messages": turns, "continue_final_message": True} | more
+    status, reply = ask(port, "/v1/chat/completions", body)
     assert (status, reply["error"]["param"]) == (400, field)
 
 
@@ -193,6 +179,29 @@ def test_another_token_is_chosen_with_the_keyboard_and_the_answer_goes_on_from_i
     assert text == begun + own(model, "hello", begun=begun)
     assert tab.evaluate(f"{VIEW}.panel.piece.place") == 3  # the focus went to the new token
     assert tab.console() == []
+
+
+@pytest.mark.heavy
+@in_a_browser
+def test_attention_of_a_token_is_the_librarys_own(tab: Tab, browser: Browser) -> None:
+    model, first = chatting(), say(tab, "hello")
+    tab.evaluate(f"{VIEW}.panel.keep({VIEW}.turns[1].answer.pieces[4])")
+    tab.evaluate(f"{VIEW}.panel.attention.open.click()")
+    tab.wait(f"!{VIEW}.panel.attention.shown.hidden")
+    prompt = RenderedPrompt(model.render([{"role": "user", "content": "hello"}]).text + first[:4])
+    trace = model.trace([prompt], read=["blocks.*.attn.pattern"])
+    layers = json.loads(tab.evaluate(f"JSON.stringify({VIEW}.panel.attention.layers)"))
+    assert len(layers) == 2
+    for i, layer in enumerate(layers):
+        (pattern,) = trace[f"blocks.{i}.attn.pattern"]
+        assert layer == pytest.approx(pattern[:, -1].mean(0).tolist(), abs=1e-5)
+    assert tab.evaluate(f"{VIEW}.panel.attention.tokens.textContent") == prompt.text
+    tab.evaluate(f"({VIEW}.panel.attention.layer.value = 1, {VIEW}.panel.attention.show())")
+    assert "Most of it" in tab.evaluate(f"{VIEW}.panel.attention.told.textContent")
+    assert tab.evaluate(f"({VIEW}.panel.keep({VIEW}.turns[1].answer.pieces[2]), {VIEW}.panel.attention.shown.hidden)")
+    assert tab.console() == []
+    with served() as plain:  # a server without --inspect has no such control
+        assert opened(browser, plain).evaluate(f"{VIEW}.panel.attention === null")
 
 
 @pytest.mark.heavy
@@ -276,6 +285,7 @@ def test_names_widths_and_the_keyboard(port: int, browser: Browser, width: int, 
     tab = opened(browser, port, width=width, dark=dark)
     say(tab, "hello " * 30)
     tab.evaluate(f"{VIEW}.panel.keep({VIEW}.turns[1].answer.pieces[2])")
+    tab.evaluate(f"{VIEW}.panel.attention.load()")
     assert nameless(tab) == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     tab.evaluate("(globalThis.reached = new Set([document.activeElement]), 0)")

@@ -88,14 +88,15 @@ class Answer {
 
 // A token with its probability, and the likeliest ones in its place; `take(piece, entry)` continues from another one.
 class TokenPanel {
-  constructor(take) {
-    Object.assign(this, { take, kept: null, piece: null, entries: [] });
+  // `attention` is a `ChatAttention`, or null where the server shows none.
+  constructor(take, attention) {
+    Object.assign(this, { take, attention, kept: null, piece: null, entries: [] });
     this.bars = new Bars(9, (index) => this.take(this.piece, this.entries[index]));
     this.told = el("p", { class: "numbers" });
     this.node = el("section", { class: "token-panel", "aria-label": "Token", hidden: "" }, this.told,
       button("Close", "Close this list", () => this.close()), this.bars.node,
       quiet("The model's own probabilities, before temperature and top-p. Press a token of the answer to keep it ",
-        "here, then another one to continue from that."));
+        "here, then another one to continue from that."), attention?.node ?? []);
   }
 
   look(piece) {
@@ -120,6 +121,7 @@ class TokenPanel {
   forget() {
     this.kept?.node.setAttribute("aria-pressed", false);
     this.kept = this.piece = null;
+    this.attention?.forget();
     this.node.hidden = true;
   }
 
@@ -128,6 +130,7 @@ class TokenPanel {
     this.node.hidden = !entry;
     if (!entry) return;
     this.piece = piece;
+    this.attention?.of(piece);
     const top = entry.top_logprobs;
     this.entries = top.some(({ token }) => token === entry.token) ? top : [...top, entry];
     const [chances, p] = [this.entries.map(({ logprob }) => Math.exp(logprob)), Math.exp(entry.logprob)];

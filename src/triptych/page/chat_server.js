@@ -31,6 +31,11 @@ class ChatServer {
     return (await (await this.ask("v1/models")).json()).data.map(({ id }) => id);
   }
 
+  // One forward of a conversation, with what /v1/inspect reads in it.
+  async inspect(body) {
+    return (await this.ask("v1/inspect", body)).json();
+  }
+
   // Bytes of memory that the process of the server holds; null where it does not know.
   async memory() {
     return (await (await this.ask("health")).json()).resident_bytes ?? null;

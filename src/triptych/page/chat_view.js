@@ -1,5 +1,6 @@
 // The page at the root of a server: a conversation, its settings, and the probabilities of what the model writes.
 
+const WHERE = "blocks.*"; // of a decoder, which alone chats
 const ENDS = { length: "ended at the limit of tokens", stop: "" };
 
 class ChatView {
@@ -8,7 +9,8 @@ class ChatView {
     this.log = div("conversation");
     this.problem = el("p", { class: "problem", role: "alert" });
     this.status = statusLine();
-    this.panel = new TokenPanel((piece, entry) => this.branch(piece, entry));
+    const attention = section.inspect ? new ChatAttention((piece) => this.attention(piece)) : null;
+    this.panel = new TokenPanel((piece, entry) => this.branch(piece, entry), attention);
     this.keyForm = this.askKey();
     this.form = this.composer();
     place.append(div("chat-parts",
@@ -167,6 +169,18 @@ class ChatView {
     answer.stop(place);
     answer.node.lastChild.focus();
     return this.write(turn);
+  }
+
+  // What the model looked at when it wrote a piece: the last position of the conversation up to it.
+  async attention({ answer, place }) {
+    const before = this.turns.slice(0, this.turns.findIndex((turn) => turn.answer === answer));
+    const text = answer.pieces.slice(0, place).map((piece) => piece.text).join("");
+    const { model, messages } = this.settings.body(before.map((turn) => turn.message()));
+    const read = [{ site: `${WHERE}.attn.pattern`, at: -1, reduce: "mean_heads" }];
+    const body = { model, messages: [...messages, { role: "assistant", content: text }], read };
+    let result = null;
+    await this.guarded(async () => (result = await this.server.inspect({ ...body, continue_final_message: true })));
+    return result;
   }
 
   // Let the model write the answer of a turn, or go on with what it has.

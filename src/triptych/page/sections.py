@@ -279,10 +279,11 @@ class TextAttentionSection(Section):
 @dataclass(frozen=True)
 class ChatSection(Section):
     """A conversation with a model of the server that the page comes from; `note` says what the reader can do with it,
-    and `key` whether the server wants its key before anything else."""
+    `key` whether the server wants its key before anything else, and `inspect` whether it shows attention."""
 
     note: str
     key: bool
+    inspect: bool
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ NOTE = (
 
 def routes(server: Server) -> list[Route]:
     async def chat(request: HttpRequest) -> Response:
-        html, policy = page(key=server.key is not None)
+        html, policy = page(key=server.key is not None, inspect=server.inspect)
         headers = {
             "content-security-policy": f"{policy}; frame-ancestors 'none'", "x-content-type-options": "nosniff",
             "referrer-policy": "no-referrer", "cache-control": "no-cache",
@@ -33,12 +33,14 @@ def routes(server: Server) -> list[Route]:
 
 
 @cache
-def page(*, key: bool) -> tuple[bytes, str]:
+def page(*, key: bool, inspect: bool) -> tuple[bytes, str]:
     """The page, and its policy of what it may load and run; the one of a server with a `key` asks for that first."""
     from triptych.page import render  # for the first who opens it
     from triptych.page.sections import ChatSection
 
-    html = render("Chat", [ChatSection("Conversation", NOTE, key)], subtitle="with a model that this server runs")
+    html = render(
+        "Chat", [ChatSection("Conversation", NOTE, key, inspect)], subtitle="with a model that this server runs"
+    )
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)
     assert policy is not None
     return html.encode(), unescape(policy[1])

@@ -5,6 +5,7 @@ Served with `--inspect` only: an edited row makes the steps that it runs in run 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 from collections.abc import Sequence
@@ -38,9 +39,24 @@ def routes(server: Server) -> list[Route]:
             raise ApiError(404, "start the server with --inspect to read values inside its models")
         fields = await body(request, "inspect", *server.inside)
         worker = server.worker_of(fields)
-        return JSONResponse(await worker.call(lambda: inspection(worker.model, worker.name, fields)))
+        prompt = await prompt_of(worker, fields)
+        return JSONResponse(await worker.call(lambda: inspection(worker.model, worker.name, fields, prompt)))
 
     return [Route("/v1/inspect", inspect, methods=["POST"])]
+
+
+async def prompt_of(worker: ModelWorker, fields: Fields) -> Any:
+    """What is inspected: `prompt`, or the ids of `messages` as the chat route reads them.  Raises ApiError for both."""
+    if ("prompt" in fields.values) == ("messages" in fields.values):
+        raise ApiError(400, "give what is read as prompt, or as messages", "prompt")
+    if "prompt" in fields.values:
+        return fields.values["prompt"]
+    from . import chat, conversation  # which import the edits below
+
+    found = await asyncio.to_thread(conversation.prompt_of, worker, chat.conversation_of(fields))
+    if found.source is not None:
+        raise ApiError(400, "messages are for models that continue a text; give a prompt and a target", "messages")
+    return found.ids
 
 
 # ---------------------------------------------------------------- edits
@@ -117,10 +133,10 @@ def read_of(fields: Fields, value: object, at: str) -> Read:
     )
 
 
-def inspection(model: Model, name: str, fields: Fields) -> dict[str, Any]:
+def inspection(model: Model, name: str, fields: Fields, prompt: Any) -> dict[str, Any]:
     """The answer: one forward of a prompt under the edits, with what was read, statistics of the attention, and the
     likeliest next tokens at each position.  Raises ApiError for what the model cannot do, and for too many bytes."""
-    rows, target = [fields.values["prompt"]], fields.get("target")
+    rows, target = [prompt], fields.get("target")
     targets = None if target is None else [target]
     limit = min(fields.get("max_bytes", MOST_BYTES), MOST_BYTES)
     encoded = fields.get("encoding_format") == "base64"
