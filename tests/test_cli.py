@@ -24,7 +24,7 @@ FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8")
 COMMANDS = [
     "quickstart", "train", "generate", "chat", "fill", "encode", "search", "classify", "caption", "tag", "answer",
     "summarize", "translate", "transcribe", "exercise", "lens", "patch", "ablate", "convert", "explain", "lab",
-    "inspect", "heads", "page", "check", "count", "bench", "doctor", "story",
+    "inspect", "heads", "page", "check", "count", "bench", "doctor", "story", "serve", "batch",
 ]  # fmt: skip
 
 
@@ -155,7 +155,6 @@ def test_no_option_takes_nan_or_infinity(command: str, number: str, capsys: Capt
         (["ls"], "triptych inspect MODEL"),
         (["list"], "triptych inspect MODEL"),
         (["pull", "smollm2"], "hub:org/name"),
-        (["serve", "m"], "there is no server"),
         ([str(Path(__file__))], "a command before the model, for example triptych inspect"),
         (["hub:org/name"], "a command before the model"),
         (["generate", "m", "p", "-n", "3"], "-n; write --max-new-tokens"),

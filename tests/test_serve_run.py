@@ -49,12 +49,18 @@ def serving(model: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], in
     """The command once it listens; it is killed where it still runs at the end."""
     port = free_port()
     command = [sys.executable, "-m", "triptych", "serve", str(model), "--port", str(port), "--max-rows", "1", *more]
+    command.append("--json")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, env=environment)
     try:
         assert process.stderr is not None
+        assert process.stdout is not None
         assert select.select([process.stderr], [], [], PATIENCE)[0]
         line = process.stderr.readline()
+        announced = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        at = f"http://127.0.0.1:{port}"
+        assert announced == {"url": f"{at}/v1", "page": f"{at}/", "models": ["letters"]}
         assert (
             line.strip()
             == f"serving letters on http://127.0.0.1:{port}/v1, with a chat page at http://127.0.0.1:{port}/"

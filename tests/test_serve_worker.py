@@ -18,7 +18,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
 def letters(template: str | None = None) -> Model:
-    """A small decoder of letters, with weights that are large enough for it to write something.  It chats by `template`."""
+    """A small decoder of letters, with weights large enough for it to write something.  It chats by `template`."""
     tokenizer = character_tokenizer(LETTERS)
     if template is not None:
         tokenizer = Tokenizer(tokenizer.backend, tokenizer.specials, chat=ChatTemplate(template))
