@@ -1,5 +1,6 @@
 """`triptych batch`: the routes' own answers, in the order of the requests, each exactly once however runs end."""
 
+import errno
 import json
 import os
 import signal
@@ -181,6 +182,28 @@ def test_a_line_that_was_cut_off_is_answered_again(model: Path, tmp_path: Path, 
     journal_of(out).parent.mkdir()
     journal_of(out).write_bytes(runs.encoded(head) + b"{}\n" + entries[0])
     assert "is damaged" in refused(batch(file, out, model), capsys)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    model: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = written(tmp_path / "in.jsonl", *(request(i) for i in range(6))), tmp_path / "out.jsonl"
+    append, calls = runs.Journal._append, []
+
+    def full(self: runs.Journal, entry: Any) -> None:
+        calls.append(entry)
+        if len(calls) == 4:  # the head and two records are there; of the next a half
+            self.file.seek(self.end)
+            self.file.write(runs.encoded(entry)[:20])
+            raise OSError(errno.ENOSPC, "no space")
+        append(self, entry)
+
+    monkeypatch.setattr(runs.Journal, "_append", full)
+    _, err = said(batch(file, out, model), capsys, 1)
+    assert "no space left on the disk" in err.splitlines()[-1]
+    monkeypatch.setattr(runs.Journal, "_append", append)
+    assert json.loads(said(batch(file, out, model, "--json"), capsys)[0])["resumed"] == 2
+    assert [one["custom_id"] for one in read(out)] == [f"number {i}" for i in range(6)]
 
 
 # ---------------------------------------------------------------- misuse

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -17,11 +18,13 @@ from browser import CHROMIUM, Browser, Tab
 from serving import ask, running
 from test_page_controls import nameless
 from test_serve_worker import LETTERS, letters
+from triptych.generate.request import TokenLogprobs
 from triptych.model import Model
 from triptych.serve.app import Server
+from triptych.serve.chat import logprobs_of
 from triptych.serve.chat_page import page
 from triptych.serve.worker import ModelWorker
-from triptych.text import RenderedPrompt
+from triptych.text import RenderedPrompt, Specials, Tokenizer
 
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")
 VIEW = 'document.querySelector("section.chat").chat'
@@ -260,6 +263,23 @@ def test_the_key_is_asked_for_and_kept_in_memory_alone(browser: Browser) -> None
 
 @pytest.mark.heavy
 @in_a_browser
+def test_texts_that_come_later_than_their_tokens_are_joined_with_them(tab: Tab) -> None:
+    """Text that may begin a stop string is held back, and bytes of a character wait for the rest of it."""
+    events = [("", ["x"]), ("xy", ["y"]), ("", ["\ufffd"]), ("é", ["\ufffd"]), (" z", [" z", ""]), ("!", [])]
+    tab.evaluate(f"""({VIEW}.server.stream = async function* () {{
+      for (const [content, tokens] of {json.dumps(events)}) {{
+        const entries = tokens.map((token) => ({{ token, logprob: -1, top_logprobs: [] }}));
+        yield {{ choices: [{{ delta: {{ content }}, logprobs: {{ content: entries }}, finish_reason: null }}] }};
+      }}
+    }}, 0)""")
+    assert say(tab, "hello") == "xyé z!"
+    pieces = f"{VIEW}.turns[1].answer.pieces.map(({{ text, count }}) => [text, count])"
+    assert tab.evaluate(pieces) == [["x", 1], ["y", 1], ["é", 2], [" z", 1], ["!", 0]]
+    assert tab.console() == []
+
+
+@pytest.mark.heavy
+@in_a_browser
 def test_texts_are_never_markup(tab: Tab) -> None:
     nasty = '<img src=x onerror="globalThis.ran=1"><script>globalThis.ran=1</script>'
     tab.evaluate(f"{VIEW}.input.focus()")
@@ -305,3 +325,15 @@ def test_names_widths_and_the_keyboard(port: int, browser: Browser, width: int, 
 
 def test_the_letters_of_these_tests_are_known() -> None:
     assert set("hello and more so abc") <= set(LETTERS)
+
+
+def test_tokens_are_named_with_the_space_that_they_begin_with() -> None:
+    """As a SentencePiece vocabulary has it: a decoder drops the space at the beginning of a text."""
+    vocabulary = {"<unk>": 0, "▁a": 1, "▁mill": 2, "s": 3}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    tokenizer = Tokenizer(backend, Specials(unk="<unk>"))
+    assert tokenizer.decode([2]) == "mill"  # the control
+    content = logprobs_of(tokenizer, [2, 3], [TokenLogprobs(-1.0, [(2, -1.0)]), TokenLogprobs(-2.0, [(1, -0.5)])])
+    assert [one["token"] for one in content["content"]] == [" mill", "s"]
+    assert content["content"][1]["top_logprobs"][0]["token"] == " a"

@@ -10,9 +10,9 @@ class Pieces {
   // The new pieces after an event with this text and these entries of `logprobs.content`.
   put(text, entries) {
     this.text += text;
-    this.waiting.push(...entries);
+    this.waiting.push(...entries.filter(({ token }) => token)); // special tokens have no text
     const pieces = [];
-    while (this.waiting.length && this.waiting[0].token && this.text.startsWith(this.waiting[0].token)) {
+    while (this.waiting.length && this.text.startsWith(this.waiting[0].token)) {
       const entry = this.waiting.shift();
       this.text = this.text.slice(entry.token.length);
       pieces.push({ text: entry.token, entry, count: 1 });

@@ -165,7 +165,9 @@ class ChatView {
       turn.note.textContent = "ended here";
       return null;
     }
-    answer.add([{ text: entry.token, count: 1, entry: { ...piece.entry, ...entry } }]);
+    // The first token of an answer may have lost the space that it begins with.
+    const text = piece.entry.token === ` ${piece.text}` ? entry.token.replace(/^ /, "") : entry.token;
+    answer.add([{ text, count: 1, entry: { ...piece.entry, ...entry } }]);
     answer.stop(place);
     answer.node.lastChild.focus();
     return this.write(turn);

@@ -24,8 +24,9 @@ from starlette.types import ASGIApp, Message
 from triptych.errors import InputError, nearest, shown
 from triptych.files import exists, writable_name
 from triptych.train.run_lock import RunLock
+from .limits import Limits
 
-LONGEST_LINE = 16 << 20  # bytes; a body that is longer is refused by the routes too
+LONGEST_LINE = Limits.body_bytes  # a body that is longer is refused by the routes too
 FIELDS = ("custom_id", "method", "url", "body")
 log = logging.getLogger(__name__)
 

@@ -111,8 +111,11 @@ def logprobs_of(tokenizer: Tokenizer | None, ids: Sequence[int], logprobs: Seque
     if not logprobs or tokenizer is None:
         return None
 
+    before = tokenizer.encode("a", special=False)  # behind which a token has the space that it begins with
+    begun = len(tokenizer.decode(before))
+
     def entry(token: int, value: float) -> dict[str, Any]:
-        text = tokenizer.decode([token])
+        text = tokenizer.decode([*before, token])[begun:]
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
     content = [
