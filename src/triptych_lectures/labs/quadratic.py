@@ -19,7 +19,8 @@ from triptych.attention import attend, attend_reference, linear
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
-from triptych.measure.process import forget_peak, process_status
+from triptych.machine import process_status
+from triptych.measure.process import forget_peak
 from triptych.model import Model
 from triptych.page import Facts, TableSection
 from triptych.spec import block_sparse, causal, window
