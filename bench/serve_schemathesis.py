@@ -68,7 +68,7 @@ def main() -> None:
         command = [
             options.command, "run", f"{address}/openapi.json", "--checks", "all", "--suppress-health-check", "all",
             "--max-examples", str(max(options.cases // ROUTES, 1)), "--seed", str(options.seed), "--no-color",
-            "--request-timeout", "120", "--warnings", "off",
+            "--request-timeout", "120", "--max-response-time", "60", "--warnings", "off",
         ]  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment |= {"SCHEMATHESIS_HOOKS": "hooks_of_bench", "PYTHONPATH": folder}

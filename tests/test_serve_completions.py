@@ -1,7 +1,10 @@
 """`/v1/completions` with echo and log-probabilities: the values are the model's own, for decoders and
 encoder-decoders."""
 
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +12,13 @@ import torch
 
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 
+from cli_models import checkpoint
 from served import model, server_of
 from serving import running as serving
 from test_serve_openai import ask, streamed
-from triptych.model import Model
+from triptych.model import Model, load
+from triptych.serve.app import Server
+from triptych.serve.worker import ModelWorker
 
 TEXT = "the river bends"
 
@@ -143,3 +149,17 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(port: int, body: Any
     status, answer, _ = ask(port, "/v1/completions", body)
     assert status == 400
     assert said in answer["error"]["message"]
+
+
+def test_a_target_follows_the_checkpoint_s_own_rules(tmp_path: Path) -> None:
+    plain = model("encoder-decoder").generate([TEXT], max_new_tokens=9)[0]
+    directory = tmp_path / "t5"
+    shutil.copytree(checkpoint("encoder-decoder"), directory)
+    rules = {"bad_words_ids": [[plain.ids[0]]], "forced_bos_token_id": 100}  # as Marian and mBART have them
+    (directory / "generation_config.json").write_text(json.dumps(rules))
+    ruled = load(directory)
+    with serving(Server({"t5": ModelWorker(ruled, "t5", max_rows=2)})) as port:
+        written = completed(port, model="t5", prompt=TEXT, max_tokens=9)["choices"][0]["text"]
+    expected = ruled.generate([TEXT], max_new_tokens=9)[0]
+    assert written == expected.text != plain.text
+    assert plain.ids[0] not in expected.ids

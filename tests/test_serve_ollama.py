@@ -1,6 +1,9 @@
 """Released clients against a running server: openai's for vectors, completions and recordings, Ollama's for its own
 routes."""
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +115,17 @@ def test_ollama_chats_whole_and_streamed(of_ollama: Any) -> None:
     assert sampled[0] == sampled[1] != sampled[2]
     stopped = of_ollama.chat("decoder", TALK, options=GREEDY | {"stop": [expected[3]]})
     assert stopped.message.content == expected[: expected.index(expected[3])]
+
+
+def test_a_body_of_ollama_s_needs_no_type_unless_a_page_sends_it(address: str) -> None:
+    body = json.dumps({"model": "decoder", "prompt": "tide", "stream": False, "options": GREEDY}).encode()
+    with urllib.request.urlopen(f"{address}/api/generate", body) as response:  # as a form, which is curl's default too
+        assert json.load(response)["done"]
+    other = urllib.request.Request(f"{address}/api/generate", body, {"origin": "http://elsewhere"})
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(other)
+    with error.value as refused:
+        assert (refused.code, json.load(refused)) == (415, {"error": "send the body as application/json"})
 
 
 def test_ollama_generates_embeds_and_refuses(of_ollama: Any) -> None:

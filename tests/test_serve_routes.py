@@ -23,6 +23,7 @@ from triptych.media.audio import write_wav
 from triptych.serve.app import Server
 from triptych.serve.calls import FIRST
 from triptych.serve.worker import ModelWorker
+from triptych.tasks.labels import head_outputs
 
 KINDS = ["decoder", "encoder", "labels", "ranks", "sentences", "hears"]
 TEXTS = ["the old mill", "the ship came in on the evening tide", "tide"]
@@ -103,6 +104,17 @@ def test_documents_are_ranked_in_both_shapes(port: int, name: str) -> None:
     tei = answered(port, "/rerank", {"model": name, "query": "the river", "texts": TEXTS, "return_text": True})
     assert [(of["index"], of["text"]) for of in tei] == [(i, TEXTS[i]) for i in order]
     assert [of["score"] for of in tei] == pytest.approx([scores[i] for i in order], abs=1e-5)
+
+
+def test_a_document_is_cut_for_a_cross_encoder_where_it_may_be(port: int) -> None:
+    body = {"model": "ranks", "query": "the river", "texts": ["the old mill " * 40], "raw_scores": True}
+    status, answer, _ = ask(port, "/rerank", body)
+    assert (status, "reads at most 72" in answer["error"]["message"]) == (400, True)
+    (cut,) = answered(port, "/rerank", body | {"truncate": True})
+    words = model("ranks").inputs.words
+    row = words.encode_with_offsets("the river", body["texts"][0], max_length=72)[0]
+    (logit,) = head_outputs(model("ranks").module, [row])
+    assert cut["score"] == pytest.approx(float(logit), abs=1e-5)
 
 
 def test_labels_and_masks_are_the_library_s(port: int) -> None:

@@ -126,8 +126,10 @@ def _check(name: str, value: Any, entry: Mapping[str, Any]) -> None:
         raise ApiError(400, f"{name} must be a text or a list of texts", name)
     if kind == "ids" and value and not _ids(value):
         raise ApiError(400, f"{name} must be a list of token ids", name)
-    if kind == "prefix" and isinstance(value, list) and value and not _ids(value):
-        raise ApiError(400, f"{name} must be a text or a list of token ids", name)
+    if entry.get("no_empty") and "" in (value, *value):
+        raise ApiError(400, f"{name} has an empty string, which is in every text; leave it out", name)
+    if kind == "prefix" and (not value or (isinstance(value, list) and not _ids(value))):
+        raise ApiError(400, f"{name} must be a text or a list of token ids, not empty", name)
     if kind == "rows" and (isinstance(value, str) or not _ids(value)):
         _check_rows(name, [value] if isinstance(value, str) else list(value))
 

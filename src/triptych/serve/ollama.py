@@ -49,6 +49,8 @@ def routes(server: Server) -> list[Route]:
 
     async def show(request: HttpRequest) -> Response:
         fields = await body(request, "ollama_show", load=False)
+        if {"model", "name"} <= fields.values.keys():
+            raise ApiError(400, "model and name are the same; leave name out", "name")
         name = server.name_of(fields.get("model", fields.get("name")))
         if name is None:
             raise ApiError(400, "model is missing", "model")
@@ -69,6 +71,7 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "ollama", "ollama_generate")
         worker = server.worker_of(fields)
         require(worker, "completions")
+        check_system(worker, fields)
         if not fields.get("prompt"):
             return loaded(worker, fields, {"response": ""})
         generation = await continuation(worker, sampling_of(fields))
@@ -134,13 +137,22 @@ def sampling_of(fields: Fields) -> Fields:
     return fields.changed(**{"stream": True, **fields.values, **values})
 
 
+def templated(worker: ModelWorker, fields: Fields) -> bool:
+    """Whether a prompt is rendered as a conversation."""
+    tokenizer = worker.model.tokenizer
+    return not fields.get("raw") and tokenizer is not None and tokenizer.chat is not None
+
+
+def check_system(worker: ModelWorker, fields: Fields) -> None:
+    """Raise ApiError for a system prompt where nothing would read it."""
+    if "system" in fields.values and not templated(worker, fields):
+        raise ApiError(400, f"system needs a chat template, which raw leaves out or {worker.name} lacks", "system")
+
+
 async def continuation(worker: ModelWorker, fields: Fields) -> Generation:
     """The row of `/api/generate`: a prompt as it is where `raw`, and without a template; else as a conversation."""
     model, prompt, system = worker.model, fields.values["prompt"], fields.get("system")
-    templated = not fields.get("raw") and model.tokenizer is not None and model.tokenizer.chat is not None
-    if system and not templated:
-        raise ApiError(400, f"system needs a chat template, which raw leaves out or {worker.name} lacks", "system")
-    if templated:
+    if templated(worker, fields):
         messages = [*([Message("system", system)] if system else []), Message("user", prompt)]
         return await begin(worker, fields, Conversation(messages), kind="ollama")
     (row,), sources = await prepared(worker, lambda: decoder_rows(model.inputs, [prompt], ""), "prompt")

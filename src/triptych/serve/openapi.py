@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 TEXT = {"type": "string"}
 JSON = {str: "string", dict: "object", list: "array", int: "integer"}
+BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # which leave the prompt a token
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # fields of models whose template shows how calls are written
 SIZES = {
     "number": ("minimum", "exclusiveMinimum", "maximum"), "integer": ("minimum", "exclusiveMinimum", "maximum"),
@@ -143,6 +145,11 @@ def _shape_schema(
             schema = body_schema(server, {"fields": [about["objects"][name]]}, [first.name])
         if name == "dimensions":
             schema["enum"] = [first.spec.reads.outputs]
+        if name == "logit_bias":
+            digits = max(len(str(first.spec.vocab)) - 1, 1)
+            schema |= {"propertyNames": {"pattern": f"^[0-9]{{1,{digits}}}$"}, "additionalProperties": BIAS}
+        if name in LIMITS and first.spec.longest_row is not None:
+            schema["maximum"] = first.spec.longest_row - 1
         if name == "language" and first.languages:
             schema["enum"] = list(first.languages)
         if about.get("masks") == name:
@@ -163,8 +170,9 @@ def field_schema(field: Mapping[str, Any], vocab: int) -> Schema:
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": vocab - 1}}
     some, full = ids | {"minItems": 1}, TEXT | {"minLength": 1}
     if kind == "strings":
-        texts = {"type": "array", "items": TEXT} | ({"maxItems": field["most"]} if "most" in field else {})
-        return {"anyOf": [TEXT, texts]}
+        one = full if field.get("no_empty") else TEXT
+        texts = {"type": "array", "items": one} | ({"maxItems": field["most"]} if "most" in field else {})
+        return {"anyOf": [one, texts]}
     if "fields" in field:
         inner = {name: one for name, one in table(field["fields"]).items() if not one.get("refused")}
         properties = {name: {"anyOf": [field_schema(one, vocab), {"type": "null"}]} for name, one in inner.items()}
@@ -183,5 +191,5 @@ def field_schema(field: Mapping[str, Any], vocab: int) -> Schema:
         if key in field:
             schema[name] = field[key]
     if "only_empty" in field:
-        schema["maxItems"] = 0
+        schema["maxLength" if kind == "string" else "maxItems"] = 0
     return schema | ({"enum": list(field["one_of"])} if "one_of" in field else {})

@@ -1,8 +1,8 @@
 """`/v1/rerank` and `/rerank`: documents by how well they answer a query, in the shapes of Cohere and Jina (`documents`)
 and of text-embeddings-inference (`texts`).
 
-A cross-encoder, a classifier of pairs with one class, scores by the sigmoid of its logit; a model of sentence
-embeddings by the cosine of two vectors.
+A cross-encoder, a classifier of pairs with one class, scores by the sigmoid of its logit, or by the logit where
+`raw_scores`; a model of sentence embeddings by the cosine of two vectors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triptych.spec import ClassHeadSpec
 from triptych.tasks.labels import head_outputs
 from triptych.text import Encoded
 from .abilities import require
-from .calls import in_pieces, labelled_rows
+from .calls import in_pieces, labelled_rows, lengths_of, prepared
 from .embeddings import usage_of, vectors_of
 from .fields import ApiError, Fields
 from .requests import body
@@ -78,17 +78,23 @@ async def scores_of(
     """A score for each document, and how many tokens were read.  Raises ApiError for what the model cannot read."""
     query, model = fields.values["query"], worker.model
     if not isinstance(model.spec.head, ClassHeadSpec):
-        if fields.get("raw_scores"):
-            raise ApiError(400, f"{worker.name} compares vectors, whose cosine has no other form", "raw_scores")
         vectors, count = await vectors_of(request, worker, fields, [query, *documents])
         unit = torch.nn.functional.normalize(vectors, dim=-1)
         return (unit[1:] @ unit[0]).tolist(), count
     if fields.get("truncate"):
-        problem = f"{worker.name} reads pairs whole; leave truncate out and shorten the documents"
-        raise ApiError(400, problem, "truncate")
-    rows, lengths = await labelled_rows(worker, [query] * len(documents), documents, "documents")
+        rows = await prepared(worker, lambda: cut_pairs(worker, query, documents), "documents")
+        lengths = lengths_of(worker, [row.ids for row in rows], "documents")
+    else:
+        rows, lengths = await labelled_rows(worker, [query] * len(documents), documents, "documents")
     logits = await in_pieces(request, worker, rows, lengths, lambda group: _logits(worker, group))
     return [logit if fields.get("raw_scores") else _sigmoid(logit) for logit in logits], sum(lengths)
+
+
+def cut_pairs(worker: ModelWorker, query: str, documents: Sequence[str]) -> list[Encoded]:
+    """The query beside the beginning of each document that the model reads with it.  Raises InputError for a query that
+    leaves no room for any."""
+    longest, words = worker.model.spec.source_context, worker.model.inputs.words
+    return [words.encode_with_offsets(query, one, max_length=longest)[0] for one in documents]
 
 
 def _logits(worker: ModelWorker, rows: Sequence[Encoded]) -> list[float]:

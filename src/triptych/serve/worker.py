@@ -249,6 +249,9 @@ class ModelWorker:
         assert self.scheduler is not None
         try:
             outputs = self.scheduler.step()
+            for output in outputs:
+                if output.logits is not None and output.row in self.rows:
+                    self._score(self.rows[output.row], output.logits)
         except Exception as error:  # a step that failed as a whole leaves its rows in an unknown state
             self.scheduler.engine.reset()
             for served in self.rows.values():
@@ -259,8 +262,6 @@ class ModelWorker:
         ids: dict[LiveRow, list[int]] = {}
         logprobs: dict[LiveRow, list[TokenLogprobs]] = {}
         for output in outputs:
-            if output.logits is not None and output.row in self.rows:
-                self._score(self.rows[output.row], output.logits)
             if output.token is not None:
                 ids.setdefault(output.row, []).append(output.token)
                 logprobs.setdefault(output.row, []).extend([] if output.logprobs is None else [output.logprobs])
