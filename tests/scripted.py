@@ -108,7 +108,8 @@ GLM = """{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>
 {% endfor %}{% if add_generation_prompt %}<|assistant|>
 {% endif %}"""
 
-PLAIN = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+PLAIN = """{% for m in messages %}{{ m.role }}:
+{{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:
 {% endif %}"""
 

@@ -109,6 +109,20 @@ def test_a_length_is_said_where_a_call_is_cut(by_openai: Any) -> None:
     assert choice.message.tool_calls[0].function.name == "get_weather"
 
 
+def test_a_second_turn_reuses_the_first(by_openai: Any) -> None:
+    """The first prompt and its answer are not computed again; where the first message is another, both are."""
+    system = {"role": "system", "content": "This conversation is the only one about reuse. " * 4}
+    talk = [system, *ASK]
+    first = by_openai.chat.completions.create(model="plain", messages=talk)
+    answered = {"role": "assistant", "content": first.choices[0].message.content}
+    more = [*talk, answered, {"role": "user", "content": "And tomorrow?"}]
+    second = by_openai.chat.completions.create(model="plain", messages=more).usage
+    assert second.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 2
+    other = [{"role": "system", "content": "Other words come first. " * 8}, *more[1:]]
+    third = by_openai.chat.completions.create(model="plain", messages=other).usage
+    assert third.prompt_tokens_details.cached_tokens < len("system:\nOther words")
+
+
 # ---------------------------------------------------------------- responses
 
 

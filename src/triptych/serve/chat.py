@@ -145,10 +145,12 @@ async def events(generation: Generation) -> AsyncIterator[bytes]:
     """First the role of each choice, then what it says piece by piece, then the usage where it was requested; the last
     event is `[DONE]`."""
     head, tokenizer = generation.head("chat.completion.chunk"), generation.worker.model.tokenizer
+    with_usage = generation.fields.get("stream_options", {}).get("include_usage")
+    unused = {"usage": None} if with_usage else {}  # before the last chunk
 
     def chunk(number: int, delta: object, logprobs: object = None, reason: str | None = None) -> bytes:
         choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return event(head | {"choices": [choice]})
+        return event(head | {"choices": [choice]} | unused)
 
     for number in range(len(generation.rows)):
         yield chunk(number, {"role": "assistant", "content": ""})
@@ -164,6 +166,6 @@ async def events(generation: Generation) -> AsyncIterator[bytes]:
     except ApiError as error:
         yield error_event(error)
         return
-    if (generation.fields.get("stream_options") or {}).get("include_usage"):
+    if with_usage:
         yield event(head | {"choices": [], "usage": generation.usage})
     yield b"data: [DONE]\n\n"
