@@ -1,6 +1,8 @@
 """Bodies of conversations that cannot be answered: each is a 400 of one line that names what was wrong, and where."""
 
+import http.client
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -141,3 +143,14 @@ def test_bodies_that_are_nested_deeply_or_no_json(port: int) -> None:
         for body in ([], None, "x", 3):
             status, _, (answer,) = send(port, path, {}, body)
             assert (status, answer["error"]["message"]) == (400, "the body must be a JSON object")
+
+
+@pytest.mark.parametrize("value", ["1e999", "NaN", "-Infinity", '"\\ud800"', "1" * 5000], ids=lambda value: value[:9])
+def test_values_that_no_response_could_hold_are_refused(port: int, value: str) -> None:
+    """They would come back in what a response repeats of its request."""
+    body = f'{{"model": "hermes", "input": "Hi", "max_output_tokens": 1, "metadata": {{"x": {value}}}}}'
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("POST", RESPONSES, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 400
+        assert b"the body" in response.read()

@@ -27,7 +27,7 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "sampling", "chat", *server.inside)
         worker = server.worker_of(fields)
         top = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
-        generation = await begin(worker, fields, conversation_of(fields), kind="chatcmpl", logprobs=top)
+        generation = await begin(worker, fields, conversation_of(fields), kind="chatcmpl-", logprobs=top)
         return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]

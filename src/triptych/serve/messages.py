@@ -37,7 +37,7 @@ def routes(server: Server) -> list[Route]:
         worker = server.worker_of(fields)
         conversation = conversation_of(fields)
         stopped = fields.changed(stop=fields.get("stop_sequences", []))
-        generation = await begin(worker, stopped, conversation, kind="msg", shorten=True)
+        generation = await begin(worker, stopped, conversation, kind="msg_", shorten=True)
         return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
 
     async def count_tokens(request: HttpRequest) -> Response:

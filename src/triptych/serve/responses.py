@@ -31,7 +31,7 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "responses")
         worker = server.worker_of(fields)
         conversation = conversation_of(fields)
-        generation = await begin(worker, limited(fields), conversation, kind="resp")
+        generation = await begin(worker, limited(fields), conversation, kind="resp_")
         return await respond(
             request, generation, lambda: response_json(generation, conversation),
             lambda: Events(generation, conversation).all(),
