@@ -148,6 +148,24 @@ def test_responses_call_a_tool_whole_and_streamed(by_openai: Any, name: str) -> 
     assert again.output[-1].type == "function_call"
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_the_events_of_responses_add_up(by_openai: Any, name: str) -> None:
+    """Clients that add deltas to the item that was added get what the item is when it is done."""
+    items: dict[int, Any] = {}
+    for event in by_openai.responses.create(model=name, input=ASK, tools=RESPONSES_TOOLS, stream=True):
+        if event.type == "response.output_item.added":
+            items[event.output_index] = event.item.model_dump()
+        elif event.type == "response.content_part.added":
+            items[event.output_index]["content"].append(event.part.model_dump())
+        elif event.type == "response.output_text.delta":
+            items[event.output_index]["content"][event.content_index]["text"] += event.delta
+        elif event.type == "response.function_call_arguments.delta":
+            items[event.output_index]["arguments"] += event.delta
+        elif event.type == "response.output_item.done":
+            assert items[event.output_index] | {"status": "completed"} == event.item.model_dump()
+    assert items[len(items) - 1]["name"] == "get_weather"
+
+
 def test_responses_stream_a_text_in_the_order_of_its_parts(by_openai: Any) -> None:
     events = list(by_openai.responses.create(model="plain", input="Hello", instructions="Be short.", stream=True))
     kinds = [event.type for event in events]
