@@ -88,6 +88,17 @@ def test_without_tools_or_with_none_the_same_text_is_no_call(by_openai: Any) -> 
         assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
 
 
+def test_instructions_at_the_beginning_are_one_message(by_openai: Any) -> None:
+    """Most templates take one message of the system, and the first."""
+
+    def prompt(*system: Any) -> int:
+        usage = by_openai.chat.completions.create(model="hermes", messages=[*system, *ASK], max_tokens=1).usage
+        return int(usage.prompt_tokens)
+
+    first, second = {"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be short."}
+    assert prompt(first, second) == prompt({"role": "system", "content": "Be kind.\n\nBe short."})
+
+
 def test_log_probabilities_come_with_streamed_calls(by_openai: Any) -> None:
     asked = {"model": "hermes", "messages": ASK, "tools": CHAT_TOOLS, "logprobs": True, "top_logprobs": 2}
     whole = by_openai.chat.completions.create(**asked)
