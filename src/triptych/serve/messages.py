@@ -33,7 +33,7 @@ PING = 5.0  # seconds without an event, after which one says that the server liv
 
 def routes(server: Server) -> list[Route]:
     async def messages(request: HttpRequest) -> Response:
-        fields = await body(request, "messages", "messages_generation")
+        fields = await body(request, "messages", "messages_generation", *server.inside)
         worker = server.worker_of(fields)
         conversation = conversation_of(fields)
         stopped = fields.changed(stop=fields.get("stop_sequences", []))

@@ -28,7 +28,7 @@ LEFT_OUT = ("reasoning",)  # items of other servers that say nothing to a model 
 
 def routes(server: Server) -> list[Route]:
     async def responses(request: HttpRequest) -> Response:
-        fields = await body(request, "responses")
+        fields = await body(request, "responses", *server.inside)
         worker = server.worker_of(fields)
         conversation = conversation_of(fields)
         generation = await begin(worker, limited(fields), conversation, kind="resp_")
