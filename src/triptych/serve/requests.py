@@ -45,8 +45,8 @@ async def body(request: HttpRequest, *tables: str, load: bool = True) -> Fields:
 
 
 def _number(text: str) -> float | int:
-    """A number as JSON Schema has it: 7.0 is an integer.  Raises ValueError for what JSON has no number for, and for one
-    that is too large to be one."""
+    """A number as JSON Schema has it: 7.0 is an integer.  Raises ValueError for what is no number in JSON, and for one
+    that is too large."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
