@@ -4,17 +4,15 @@ A model of these has an embedding for each token, attention and MLPs that add no
 the one after it: so it runs as every decoder does, and what it writes is known.
 """
 
-import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 
 import torch
-import uvicorn
 from tokenizers import AddedToken
 
+from serving import running
 from triptych.model import Model, create
 from triptych.serve.app import Server
 from triptych.serve.worker import ModelWorker
@@ -108,7 +106,8 @@ GLM = """{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>
 {% endfor %}{% if add_generation_prompt %}<|assistant|>
 {% endif %}"""
 
-PLAIN = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+PLAIN = """{% for m in messages %}{{ m.role }}:
+{{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:
 {% endif %}"""
 
@@ -199,18 +198,8 @@ def model(kind: str) -> Model:
 
 
 @contextmanager
-def serving(models: Mapping[str, Model], **how: str) -> Iterator[int]:
+def serving(models: Mapping[str, Model], key: str | None = None) -> Iterator[int]:
     """The port of a server of these models while it runs."""
     workers = {name: ModelWorker(model, name, max_rows=8) for name, model in models.items()}
-    listening = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(Server(workers, **how).app(), log_level="error"))
-    thread = threading.Thread(target=lambda: running.run([listening]))
-    thread.start()
-    while not running.started:
-        assert thread.is_alive()
-    yield listening.getsockname()[1]
-    running.should_exit = True
-    thread.join(60)
-    for worker in workers.values():
-        worker.thread.join(60)
-        assert not worker.thread.is_alive()
+    with running(Server(workers, key=key)) as port:
+        yield port

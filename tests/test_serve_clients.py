@@ -88,6 +88,17 @@ def test_without_tools_or_with_none_the_same_text_is_no_call(by_openai: Any) -> 
         assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
 
 
+def test_instructions_at_the_beginning_are_one_message(by_openai: Any) -> None:
+    """Most templates take one message of the system, and the first."""
+
+    def prompt(*system: Any) -> int:
+        usage = by_openai.chat.completions.create(model="hermes", messages=[*system, *ASK], max_tokens=1).usage
+        return int(usage.prompt_tokens)
+
+    first, second = {"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be short."}
+    assert prompt(first, second) == prompt({"role": "system", "content": "Be kind.\n\nBe short."})
+
+
 def test_log_probabilities_come_with_streamed_calls(by_openai: Any) -> None:
     asked = {"model": "hermes", "messages": ASK, "tools": CHAT_TOOLS, "logprobs": True, "top_logprobs": 2}
     whole = by_openai.chat.completions.create(**asked)
@@ -107,6 +118,20 @@ def test_a_length_is_said_where_a_call_is_cut(by_openai: Any) -> None:
     choice = by_openai.chat.completions.create(**asked).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls[0].function.name == "get_weather"
+
+
+def test_a_second_turn_reuses_the_first(by_openai: Any) -> None:
+    """The first prompt and its answer are not computed again; where the first message is another, both are."""
+    system = {"role": "system", "content": "This conversation is the only one about reuse. " * 4}
+    talk = [system, *ASK]
+    first = by_openai.chat.completions.create(model="plain", messages=talk)
+    answered = {"role": "assistant", "content": first.choices[0].message.content}
+    more = [*talk, answered, {"role": "user", "content": "And tomorrow?"}]
+    second = by_openai.chat.completions.create(model="plain", messages=more).usage
+    assert second.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 2
+    other = [{"role": "system", "content": "Other words come first. " * 8}, *more[1:]]
+    third = by_openai.chat.completions.create(model="plain", messages=other).usage
+    assert third.prompt_tokens_details.cached_tokens < len("system:\nOther words")
 
 
 # ---------------------------------------------------------------- responses
@@ -132,6 +157,24 @@ def test_responses_call_a_tool_whole_and_streamed(by_openai: Any, name: str) -> 
     items = [item.model_dump(exclude_none=True) for item in whole.output]
     again = by_openai.responses.create(model=name, input=[*ASK, *items, returned], tools=RESPONSES_TOOLS)
     assert again.output[-1].type == "function_call"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_events_of_responses_add_up(by_openai: Any, name: str) -> None:
+    """Clients that add deltas to the item that was added get what the item is when it is done."""
+    items: dict[int, Any] = {}
+    for event in by_openai.responses.create(model=name, input=ASK, tools=RESPONSES_TOOLS, stream=True):
+        if event.type == "response.output_item.added":
+            items[event.output_index] = event.item.model_dump()
+        elif event.type == "response.content_part.added":
+            items[event.output_index]["content"].append(event.part.model_dump())
+        elif event.type == "response.output_text.delta":
+            items[event.output_index]["content"][event.content_index]["text"] += event.delta
+        elif event.type == "response.function_call_arguments.delta":
+            items[event.output_index]["arguments"] += event.delta
+        elif event.type == "response.output_item.done":
+            assert items[event.output_index] | {"status": "completed"} == event.item.model_dump()
+    assert items[len(items) - 1]["name"] == "get_weather"
 
 
 def test_responses_stream_a_text_in_the_order_of_its_parts(by_openai: Any) -> None:

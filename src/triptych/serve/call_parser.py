@@ -253,6 +253,7 @@ class ElementReader(Reader):
     def __init__(self, body: ElementBody, closing: str, schemas: Schemas) -> None:
         super().__init__()
         self.body, self.schemas, self.name, self.count = body, schemas, "", 0
+        self.mark = body.after_value.split()[-1]  # without which no argument has ended
         after, close = _loose(body.after_name), _loose(closing)
         newline = r"\n?" if body.after_value.startswith("\n") else ""
         self.head = re.compile(rf"\s*({NAME})\s*{after}\s*(?={_loose(body.before_key)}|{close})")
@@ -272,7 +273,7 @@ class ElementReader(Reader):
                 return []
             self.named, self.name, self.text = True, head[1], self.text[head.end() :]
             found = [Found("name", self.name), Found("arguments", "{")]
-        while (one := self.argument.match(self.text)) is not None:
+        while self.mark in self.text and (one := self.argument.match(self.text)) is not None:
             key, value = one[1].strip(), self._value(one[1].strip(), one[2])
             comma = ", " if self.count else ""
             found.append(Found("arguments", f"{comma}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"))

@@ -27,7 +27,7 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "sampling", "chat", *server.inside)
         worker = server.worker_of(fields)
         top = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
-        generation = await begin(worker, fields, conversation_of(fields), kind="chatcmpl", logprobs=top)
+        generation = await begin(worker, fields, conversation_of(fields), kind="chatcmpl-", logprobs=top)
         return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
@@ -168,10 +168,12 @@ async def events(generation: Generation) -> AsyncIterator[bytes]:
     """First the role of each choice, then what it says piece by piece, then the usage where it was requested; the last
     event is `[DONE]`."""
     head, tokenizer = generation.head("chat.completion.chunk"), generation.worker.model.tokenizer
+    with_usage = generation.fields.get("stream_options", {}).get("include_usage")
+    unused = {"usage": None} if with_usage else {}  # before the last chunk
 
     def chunk(number: int, delta: object, logprobs: object = None, reason: str | None = None) -> bytes:
         choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return event(head | {"choices": [choice]})
+        return event(head | {"choices": [choice]} | unused)
 
     for number in range(len(generation.rows)):
         yield chunk(number, {"role": "assistant", "content": ""})
@@ -187,6 +189,6 @@ async def events(generation: Generation) -> AsyncIterator[bytes]:
     except ApiError as error:
         yield error_event(error)
         return
-    if (generation.fields.get("stream_options") or {}).get("include_usage"):
+    if with_usage:
         yield event(head | {"choices": [], "usage": generation.usage})
     yield b"data: [DONE]\n\n"

@@ -44,7 +44,7 @@ def routes(server: Server) -> list[Route]:
         rows = await asyncio.to_thread(rows_of, worker, fields)  # long texts take long to tokenize
         requests = await edited(worker, fields, [one for row in rows for one in row.requests])
         to_score = [row.ids for row in rows for _ in row.requests]
-        generation = Generation(worker, fields, requests, kind="cmpl", to_score=to_score)
+        generation = Generation(worker, fields, requests, kind="cmpl-", to_score=to_score)
         completion = Completion(generation, rows)
         return await respond(request, generation, completion.whole, completion.events)
 

@@ -81,17 +81,16 @@ def text_of(fields: Fields, content: object, types: Sequence[str], table: str, a
     if content is None or isinstance(content, str):
         return content or ""
     assert isinstance(content, list)
-    texts = []
-    for i, part in enumerate(content):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in types:
-            problem = f"{at}[{i}] is no text, and no model here reads anything else; send parts of type {types[0]}"
-            raise ApiError(400, problem, at)
-        texts.append(fields.inner(part, table, at=f"{at}[{i}]").values["text"])
-    return "".join(texts)
+    return "".join(part_text(fields, part, types, table, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def part_text(fields: Fields, part: object, types: Sequence[str], table: str, at: str) -> str:
+    """The text of one part of a content.  Raises as `text_of`."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in types:
+        problem = f"{at} is no text, and no model here reads anything else; send parts of type {types[0]}"
+        raise ApiError(400, problem, at)
+    return str(fields.inner(part, table, at=at).values["text"])
 
 
 def with_one_system(messages: Sequence[Message]) -> list[Message]:

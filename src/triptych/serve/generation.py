@@ -62,7 +62,7 @@ class Generation:
         to_score: Sequence[Sequence[int] | None] = (),
     ) -> None:  # fmt: skip
         self.worker, self.fields = worker, fields
-        self.id, self.created = f"{kind}-{uuid.uuid4().hex}", int(time.time())
+        self.id, self.created = kind + uuid.uuid4().hex, int(time.time())
         self.prompt_tokens = sum(map(tokens_read, {id(one.prompt): one for one in requests}.values()))
         self.choices = [Generated(reply=reply()) for _ in requests]
         stop = stop_of(fields)

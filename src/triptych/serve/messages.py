@@ -14,7 +14,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .conversation import Call, Conversation, Message, begin, prompt_of, text_of
+from .conversation import Call, Conversation, Message, begin, part_text, prompt_of, text_of
+from .errors import ANTHROPIC, anthropic_json
 from .fields import ApiError, Fields
 from .generation import Generation, advice_header, event, respond
 from .replies import CallPart, Change, Part
@@ -24,24 +25,19 @@ from .tools import Tool, functions, tool_use
 if TYPE_CHECKING:
     from .app import Server
 
-PATH = "/v1/messages"
 #: A line that Claude Code puts first, with a hash that changes each time: no prompt would begin like the last one.
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
-ERRORS = {
-    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
-    429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
 PING = 5.0  # seconds without an event, after which one says that the server lives
 
 
 def routes(server: Server) -> list[Route]:
     async def messages(request: HttpRequest) -> Response:
-        fields = await body(request, "messages", "messages_generation")
+        fields = await body(request, "messages", "messages_generation", *server.inside)
         worker = server.worker_of(fields)
         conversation = conversation_of(fields)
         stopped = fields.changed(stop=fields.get("stop_sequences", []))
-        generation = await begin(worker, stopped, conversation, kind="msg", shorten=True)
+        generation = await begin(worker, stopped, conversation, kind="msg_", shorten=True)
         return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
 
     async def count_tokens(request: HttpRequest) -> Response:
@@ -51,15 +47,9 @@ def routes(server: Server) -> list[Route]:
         return JSONResponse({"input_tokens": len(prompt.ids)}, headers=advice_header(fields))
 
     return [
-        Route(PATH, messages, methods=["POST"]),
-        Route(f"{PATH}/count_tokens", count_tokens, methods=["POST"]),
+        Route(ANTHROPIC, messages, methods=["POST"]),
+        Route(f"{ANTHROPIC}/count_tokens", count_tokens, methods=["POST"]),
     ]
-
-
-def error_json(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's form."""
-    kind = ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None}
 
 
 def model_json(name: str) -> dict[str, Any]:
@@ -104,7 +94,7 @@ def system_of(fields: Fields) -> str:
     """The system prompt, its blocks divided by empty lines, without a billing line before it."""
     system = fields.get("system", "")
     texts = [system] if isinstance(system, str) else [
-        text_of(fields, [block], ("text",), "messages_text", f"system[{i}]") for i, block in enumerate(system)
+        part_text(fields, block, ("text",), "messages_text", f"system[{i}]") for i, block in enumerate(system)
     ]  # fmt: skip
     if texts and BILLING.match(texts[0]):
         texts[0] = BILLING.sub("", texts[0], count=1)
@@ -129,7 +119,7 @@ def add_message(messages: list[Message], fields: Fields, role: str, content: obj
             use = fields.inner(block, "messages_call", at=where).values
             add(messages, Message(role, calls=(Call(use["id"], use["name"], use["input"]),)), "")
         else:
-            text = text_of(fields, [block], ("text",), "messages_text", at)
+            text = part_text(fields, block, ("text",), "messages_text", where)
             add(messages, Message(role, text), "" if role == "assistant" and begun else "\n\n")
         begun = True
     if not blocks:
@@ -226,7 +216,7 @@ async def events(generation: Generation) -> AsyncIterator[bytes]:
                 last = time.monotonic()
                 yield one
     except ApiError as error:
-        yield event(error_json(error), "error")
+        yield event(anthropic_json(error), "error")
         return
     delta = {"stop_reason": stop_reason(generation), "stop_sequence": generation.choices[0].stop}
     yield sent("message_delta", delta=delta, usage=usage_json(generation))

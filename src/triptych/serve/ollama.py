@@ -33,7 +33,6 @@ from .worker import ModelWorker
 if TYPE_CHECKING:
     from .app import Server
 
-PREFIX = "/api/"
 VERSION = "0.12.0"  # of Ollama, whose API this is; its clients compare it with the least that they work with
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 NDJSON = "application/x-ndjson"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -30,8 +31,13 @@ async def body(request: HttpRequest, *tables: str, load: bool = True) -> Fields:
     # Ollama's own examples leave the type to curl; a page of another site, which names its origin, may not.
     if not by_name and ("origin" in request.headers or not request.url.path.startswith("/api/")):
         raise ApiError(415, "send the body as application/json")
+    raw = await request.body()
     try:
-        data = json.loads(await request.body(), parse_float=_number)
+        data = json.loads(raw, parse_float=_number, parse_constant=_number)
+        if rb"\u" in raw:
+            json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "the body has a lone surrogate, which no text holds; leave it out") from None
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is no JSON") from None
     fields = read(data, *tables)
@@ -41,8 +47,11 @@ async def body(request: HttpRequest, *tables: str, load: bool = True) -> Fields:
 
 
 def _number(text: str) -> float | int:
-    """A number as JSON Schema has it: 7.0 is an integer."""
+    """A number as JSON Schema has it: 7.0 is an integer.  Raises ValueError for what is no number in JSON, and for one
+    that is too large."""
     value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
     return int(value) if abs(value) <= LAST_SEED and value.is_integer() else value
 
 

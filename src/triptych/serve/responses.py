@@ -28,10 +28,10 @@ LEFT_OUT = ("reasoning",)  # items of other servers that say nothing to a model 
 
 def routes(server: Server) -> list[Route]:
     async def responses(request: HttpRequest) -> Response:
-        fields = await body(request, "responses")
+        fields = await body(request, "responses", *server.inside)
         worker = server.worker_of(fields)
         conversation = conversation_of(fields)
-        generation = await begin(worker, limited(fields), conversation, kind="resp")
+        generation = await begin(worker, limited(fields), conversation, kind="resp_")
         return await respond(
             request, generation, lambda: response_json(generation, conversation),
             lambda: Events(generation, conversation).all(),
@@ -100,12 +100,14 @@ def tool_of(tool: Fields) -> Tool:
 
 
 def item_json(part: Part, status: str) -> dict[str, Any]:
+    """An item of the output; one in progress is empty, since what it has comes in events after it."""
+    begun = status == "in_progress"
     if isinstance(part, CallPart):
         return {
             "id": f"fc_{part.id}", "type": "function_call", "status": status, "call_id": f"call_{part.id}",
-            "name": part.name, "arguments": part.arguments,
+            "name": part.name, "arguments": "" if begun else part.arguments,
         }  # fmt: skip
-    content = [] if status == "in_progress" else [content_json(part.text)]
+    content = [] if begun else [content_json(part.text)]
     return {"id": f"msg_{part.id}", "type": "message", "status": status, "role": "assistant", "content": content}
 
 

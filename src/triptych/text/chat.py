@@ -81,7 +81,7 @@ class ChatTemplate:
         }
         try:
             line = json.dumps(request)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"chat messages and variables must be plain JSON data: {error}") from error
         answer = _WORKER.ask(line, seconds)
         if "unread" in answer:
