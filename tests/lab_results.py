@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from triptych.attention import EncoderOutput
-from triptych.attention.caches import Project
+from triptych.attention.cross_cache import Project
 from triptych.train import Example
 from triptych_lectures.labs.generated_tasks import ShuffledTask
 from triptych_lectures.labs.lab import LabResult

@@ -15,6 +15,7 @@ from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.model import create
 from triptych.native import library, why_not
+from triptych.native.step import PAGE_POSITIONS
 from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import NativeStep
 from triptych.quantize import kernel_matrix, packed_weight, repack
@@ -94,9 +95,10 @@ class Run:
     sources: list[list[int]] = field(default_factory=lambda: [[5, 6, 7], [9], [10, 11, 12, 13]])
     native_sources: bool = False
     cache_type: CacheType = "auto"
+    page: int | None = PAGE_POSITIONS
 
     def side(self, native: bool) -> Side:
-        cache = self.module.decoder.cache(self.rows, self.cache_type)
+        cache = self.module.decoder.cache(self.rows, self.cache_type, page=self.page)
         cross = None if self.module.encoder is None else self.module.decoder.cross_cache(self.cache_type)
         step = NativeStep(self.module, cache, cross, matrix_of=kernel_matrix, most_dense=ANY) if native else None
         return Side(self.module, cache, cross, step, self.native_sources)

@@ -12,6 +12,8 @@ from triptych import ops
 from triptych.attention import Cache, CachedLayer, CrossCache, Rows, SlotKeys
 from triptych.attention.cache_steps import FullStep, NullStep, RingStep, ring_positions
 from triptych.attention.layer_cache import Store
+from triptych.attention.pages import Pages
+from triptych.attention.row_places import RowPlaces
 from triptych.model import Model
 from triptych.nn import positions, stack
 from triptych.nn.attention_states import SelfState
@@ -25,12 +27,14 @@ def keys_written_one_place_late(model: Model, patch: pytest.MonkeyPatch) -> None
 def written_late(init: Callable[..., None]) -> Callable[..., None]:
     """A step whose keys go one place further than where its layout, and the next steps, look for them."""
 
-    def late(self: FullStep, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
-        init(self, stores, like, rows, fresh=fresh)
-        if not fresh and self.run is not None:
+    def late(
+        self: FullStep, stores: Sequence[Store], like: Store, rows: Rows, places: RowPlaces, *, fresh: bool
+    ) -> None:
+        init(self, stores, like, rows, places, fresh=fresh)
+        if not fresh and self.at is not None:
             self.at = slice(self.at.start + 1, self.at.stop + 1)
         elif not fresh:
-            self.place = self.place + 1
+            places._of_tokens = [one._replace(place=one.place + 1) for one in places._of_tokens]
 
     return late
 
@@ -40,10 +44,12 @@ def stale_lengths(model: Model, patch: pytest.MonkeyPatch) -> None:
     """The new tokens are written and not counted."""
     init = FullStep.__init__
 
-    def stale(self: FullStep, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
-        init(self, stores, like, rows, fresh=fresh)
+    def stale(
+        self: FullStep, stores: Sequence[Store], like: Store, rows: Rows, places: RowPlaces, *, fresh: bool
+    ) -> None:
+        init(self, stores, like, rows, places, fresh=fresh)
         if not fresh:
-            self.layout = SlotKeys(rows.past, rows.slots)
+            self.layout = SlotKeys(rows.past, self.layout.slots)
 
     patch.setattr(FullStep, "__init__", stale)
 
@@ -80,10 +86,8 @@ def cached_positions_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None
 def ring_one_too_short(model: Model, patch: pytest.MonkeyPatch) -> None:
     init = Store.__init__
 
-    def short(self: Store, layer: CachedLayer, capacity: int, *on: Any) -> None:
-        if layer.window is not None:
-            layer, capacity = replace(layer, window=layer.window - 1), capacity - 1
-        init(self, layer, capacity, *on)
+    def short(self: Store, layer: CachedLayer, *on: Any, **how: Any) -> None:
+        init(self, layer if layer.window is None else replace(layer, window=layer.window - 1), *on, **how)
 
     patch.setattr(Store, "__init__", short)
 
@@ -116,7 +120,7 @@ def sources_stay_when_rows_change_their_slots(model: Model, patch: pytest.Monkey
     patch.setattr(CrossCache, "share", lambda self, sources, targets: None)
 
 
-@cached("llama", "Store.copy")
+@cached("mistral", "Store.copy")
 def slots_copied_one_after_another(model: Model, patch: pytest.MonkeyPatch) -> None:
     """Two slots that are exchanged then hold the same."""
 
@@ -125,6 +129,17 @@ def slots_copied_one_after_another(model: Model, patch: pytest.MonkeyPatch) -> N
             self.k[target, :, :length], self.v[target, :, :length] = (x[source, :, :length] for x in (self.k, self.v))
 
     patch.setattr(Store, "copy", one_by_one)
+
+
+@cached("llama", "Pages.share")
+def pages_shared_one_after_another(model: Model, patch: pytest.MonkeyPatch) -> None:
+    share = Pages.share
+
+    def one_by_one(self: Pages, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        for one in zip(sources, targets, lengths, strict=True):
+            share(self, *([x] for x in one))
+
+    patch.setattr(Pages, "share", one_by_one)
 
 
 @cached("t5", "T5Buckets")

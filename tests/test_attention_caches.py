@@ -68,12 +68,12 @@ def compare(given, expected):
 @given(
     lengths=st.lists(st.integers(1, 19), min_size=1, max_size=3),
     cuts=st.lists(st.lists(st.integers(0, 7), min_size=3, max_size=3), min_size=0, max_size=4),
-    capacity=st.sampled_from([1, 8]),
+    how=st.sampled_from([{"page": 1}, {"page": 3}, {"page": 64}, {"page": None}, {"page": None, "capacity": 1}]),
     order=st.permutations(range(4)),
 )
-def test_any_cut_into_chunks_is_one_forward(lengths, cuts, capacity, order):
-    """In slots of any order, whatever stands in the slots between."""
-    cache = Cache(LAYERS, 4, capacity=capacity)
+def test_any_cut_into_chunks_is_one_forward(lengths, cuts, how, order):
+    """In slots of any order, whatever stands in the slots between; in pages, and in a strip for each slot."""
+    cache = Cache(LAYERS, 4, **how)
     slots = tuple(order[: len(lengths)])
     parts = [make(lengths, layer) for layer in range(2)]
     given = [[[] for _ in lengths] for _ in LAYERS]
@@ -113,8 +113,8 @@ def test_prefill_gives_the_fresh_tensors_back():
     torch.testing.assert_close(again[1, :, :5].transpose(0, 1), k[3:].detach())
 
 
-def test_writes_are_in_place_and_capacity_doubles():
-    cache = Cache(LAYERS[:1], 1, capacity=4)
+def test_without_pages_writes_are_in_place_and_capacity_doubles():
+    cache = Cache(LAYERS[:1], 1, page=None, capacity=4)
     place = cache.stores[0].k.data_ptr()
 
     def write(past):
@@ -175,7 +175,9 @@ def test_slots_are_added_freed_and_given_out_again():
     cache.free([0])
     assert cache.add(2) == [0, 2]
     assert cache.lengths == [0, 5, 0]
-    assert not cache.stores[0].k[0].any()  # what was there is gone: a hidden key must be finite
+    freed = cache.pages.free[0][0]
+    assert not any(x.any() for x in cache.stores[0].pages(freed, freed + 1))  # a hidden key must be finite
+    assert not cache.stores[1].k[0].any()
     third = [[x[2:] for x in part] for part in parts]
     rest = [[[]] for _ in LAYERS]
     step(cache, third, [7], rest, (2,))
@@ -193,10 +195,11 @@ def test_slots_are_added_freed_and_given_out_again():
         cache.free([1])
 
 
-def test_copies_are_independent():
+@pytest.mark.parametrize("page", [None, 1, 3, 64])
+def test_copies_are_independent(page):
     lengths = [11, 9, 7]
     parts = [make(lengths, layer) for layer in range(2)]
-    cache = Cache(LAYERS, 3)
+    cache = Cache(LAYERS, 3, page=page)
     step(cache, parts, [6, 5, 4], [[[], [], []] for _ in LAYERS])
     order = [2, 0, 0]
     cache.copy(order, [0, 1, 2])  # read before written: slot 0 moves to 1 and 2, and takes 2
@@ -210,8 +213,8 @@ def test_copies_are_independent():
             torch.testing.assert_close(out[0], expected[layer][row][first:], atol=1e-5, rtol=1e-5)
 
 
-def test_a_copy_leaves_nothing_of_a_longer_row():
-    cache = Cache([LAYERS[0]], 2)
+def test_without_pages_a_copy_leaves_nothing_of_a_longer_row():
+    cache = Cache([LAYERS[0]], 2, page=None)
     (store,) = cache.stores
     cache.begin(Rows((2, 6)), "").finish()
     store.k.fill_(1.0), store.v.fill_(1.0)
@@ -279,7 +282,7 @@ def test_a_cache_refuses_what_does_not_follow():
 def test_large_stores_share_huge_pages_and_keep_what_they_hold(window: int | None) -> None:
     layers = [CachedLayer(groups=2, width=32, value_width=16) for _ in range(3)]
     layers.append(CachedLayer(groups=2, width=32, value_width=16, window=window))
-    small, large = Cache(layers, capacity=16), Cache(layers, capacity=8192, slots=1)
+    small, large = Cache(layers, page=None, capacity=16), Cache(layers, page=None, capacity=8192, slots=1)
     assert small.nbytes < LEAST_IN_HUGE_PAGES < large.nbytes
     for cache in (small, large):
         for number, store in enumerate(cache.stores):

@@ -139,9 +139,10 @@ def test_bytes_per_token() -> None:
     expected["int8"] = 2 * 3 * 2 * (32 + 2)
     for cache_type, nbytes in expected.items():
         cache = Engine(module, cache_type=cache_type).cache
-        assert cache.slot_bytes(1) == nbytes
+        assert cache.slot_bytes(1) == cache.slot_bytes(64) == 64 * nbytes == cache.slot_bytes(65) // 2
         cache.add(3)
-        assert cache.nbytes == 3 * cache.capacity * nbytes
+        cache.begin(Rows((1, 64, 65)), "").finish()
+        assert cache.nbytes == 4 * 64 * nbytes
     assert expected["int8"] * 10 == count(module.spec).cache_bytes(10, dtype="q8_0")
     ragged = Cache([CachedLayer(groups=3, width=45, value_width=10, window=5)], cache_type="int8")
     assert ragged.slot_bytes(100) == 5 * 3 * (45 + 4 + 10 + 2)
@@ -399,8 +400,8 @@ def test_a_damaged_store_is_refused_before_it_is_read() -> None:
         engine = Engine(llama(), cache_type="int8")
         engine.add(Request(prompt=FEW, max_new_tokens=2))
         engine.step()
-        store = engine.cache.stores[1]
-        store.v = damage(store.v)
+        ((k, v),) = engine.cache.stores[1].chunks
+        engine.cache.stores[1].chunks = [(k, damage(v))]
         assert engine.why_modules is None
         with pytest.raises(InputError, match=r"the cache of layer 1 holds .* begin with an empty cache"):
             engine.step()
@@ -441,4 +442,4 @@ def test_sources_are_kept_in_the_same_type() -> None:
     model = Model(tiny.encoder_decoder())
     engine = model.engine(cache="int8")
     assert {store.k.dtype for store in engine.cross.stores} == {torch.int8}
-    assert triptych.create(LLAMA).engine().cache.stores[0].k.dtype == torch.float32
+    assert triptych.create(LLAMA).engine().cache.stores[0].form.dtype == torch.float32

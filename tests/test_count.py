@@ -143,6 +143,9 @@ def test_windows_bound_cache_and_scores() -> None:
     a_position = 2 * references.G * (references.D // references.H) * 2  # keys and values, fp16
     assert found.cache_bytes(50) == a_position * (50 + 4 + 4)
     assert found.cache_bytes(3) == a_position * (3 + 3 + 3)
+    assert found.cache_bytes(50, page=64) == a_position * (64 + 4 + 4)  # a ring has no pages
+    assert found.cache_bytes(64, page=64) == found.cache_bytes(64)
+    assert found.cache_bytes(65, batch=3, page=64) == 3 * a_position * (128 + 4 + 4)
     assert found.score_elements(50) == references.H * 50 * (50 + 4 + 4)
     assert found.decode_flops(49) < found.decode_flops(50)
 

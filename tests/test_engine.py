@@ -337,9 +337,9 @@ def test_an_engine_follows_a_cast_of_its_model() -> None:
     engine.reset()
     (row,) = engine.add(Request(prompt=[3, 1, 4], max_new_tokens=4))
     run(engine)
-    assert engine.cache.stores[0].k.dtype == torch.float64
+    assert engine.cache.stores[0].form.dtype == torch.float64
     module.to(torch.float32)
     (again,) = engine.add(Request(prompt=[3, 1, 4], max_new_tokens=4))
     run(engine)
-    assert engine.cache.stores[0].k.dtype == torch.float32
+    assert engine.cache.stores[0].form.dtype == torch.float32
     assert again.new == row.new

@@ -1,5 +1,6 @@
 """`lab kv-cache` on a small new model, which counts what it runs: passes, and fails when the cache errs."""
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -37,14 +38,16 @@ def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: py
     extend = FullStep.extend
 
     def late(self: FullStep, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.fresh:
-            self.stores[layer].resize(0, self.at.stop + 1)
-            self.at = slice(self.at.start + 1, self.at.stop + 1)
+        at, places = self.at, self.places
+        if not self.fresh and at is None:
+            self.places = copy(places)
+            self.places._of_tokens = [one._replace(place=one.place + 1) for one in places._of_tokens]
+        elif not self.fresh and at.stop < places.regular.room:
+            self.at = slice(at.start + 1, at.stop + 1)
         try:
             return extend(self, layer, k, v)
         finally:
-            if not self.fresh:
-                self.at = slice(self.at.start - 1, self.at.stop - 1)
+            self.at, self.places = at, places
 
     monkeypatch.setattr(FullStep, "extend", late)
     assert {"tokens that differ with the cache", "greatest difference of a logit"} <= failed(run("kv-cache", SMALL))
@@ -67,10 +70,8 @@ def test_fails_when_nothing_is_reused(small: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    resize = Store.resize
-    monkeypatch.setattr(
-        Store, "resize", lambda self, slots, capacity, *pages: resize(self, slots, capacity + 1, *pages)
-    )
+    new_chunk = Store.new_chunk
+    monkeypatch.setattr(Store, "new_chunk", lambda self, places, memory: new_chunk(self, places + 1, memory))
     assert failed(run("kv-cache", SMALL)) == {
         "bytes allocated at 128 over bytes counted",
         "bytes at 128 over those at 64",

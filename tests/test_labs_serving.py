@@ -46,14 +46,17 @@ def test_pages_fail_when_nothing_is_reused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_pages_fail_when_another_beginning_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = Cache.copy_prefix
+    share = Cache.share_prefix
 
     def shifted(self: Cache, source: int, target: int, length: int) -> None:
-        copy(self, source, target, length)
-        for store in self.stores:
-            store.k[target, :, :length] = store.k[target, :, :length].flip(2)
+        share(self, source, target, length)
+        for at in range(len(self.pages.tables[target])):
+            self.pages._copy(self.pages.tables[target], at, self.pages.size)
+        for page in self.pages.tables[target]:
+            for store in self.stores:
+                store.pages(page, page + 1)[0].copy_(store.pages(page, page + 1)[0].flip(1))
 
-    monkeypatch.setattr(Cache, "copy_prefix", shifted)
+    monkeypatch.setattr(Cache, "share_prefix", shifted)
     assert {"tokens that differ with reuse", "keys that differ when read through the pages"} & failed("paged-cache")
 
 
@@ -110,8 +113,10 @@ def test_speculation_fails_when_wrong_guesses_stay_in_the_cache(monkeypatch: pyt
         """The cache keeps the keys of the guess, at the places of the right tokens."""
         row.cached = cache.lengths[row.slot] = min(row.cached, len(row.ids) - 1)
         row.drafted += len(row.draft)
+        page, place = divmod(row.cached - 1, cache.pages.size)
+        page = cache.pages.tables[row.slot][page]
         for store in cache.stores:
-            store.k[row.slot, :, row.cached - 1] *= -1
+            store.pages(page, page + 1)[0][:, place] *= -1
         row.draft = ()
 
     monkeypatch.setattr(Speculation, "forget_wrong_guesses", stays)

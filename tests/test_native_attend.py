@@ -110,10 +110,13 @@ def test_what_a_query_does_not_see_never_reaches_it(isa: str) -> None:
     cache = module.decoder.cache(2)
     step = NativeStep(module, cache, matrix_of=kernel_matrix, most_dense=ANY)
     step.logits([*ids[:80], 40], Rows((80, 1)), [0])
+    (_, last), (other,) = cache.pages.tables
     for store in cache.stores:
-        for x in (store.k, store.v):
-            assert x[1, :, 0].isnan().any()
-            x[:, :, 80:] = torch.nan
+        for x in store.pages(other, other + 1):
+            assert x[:, 0].isnan().any()
+            x[:] = torch.nan
+        for x in store.pages(last, last + 1):
+            x[:, 80 - cache.pages.size :] = torch.nan
     for i in range(80, 90):
         after = step.logits([ids[i]], Rows((1,), (i,)), [0])
         assert torch.equal(after[0, :40], expected[i, :40])

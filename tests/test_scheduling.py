@@ -180,7 +180,7 @@ def test_a_higher_priority_joins_first_and_nobody_waits_for_ever() -> None:
 def test_a_long_prompt_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:
     engine = Engine(tiny.encoder_decoder())
     slot = engine.cache.slot_bytes(64) + engine.cross.slot_bytes(4)
-    scheduler, source = Scheduler(engine, max_rows=8, cache_bytes=3 * slot), [1] * 4
+    scheduler, source = Scheduler(engine, max_rows=8, cache_bytes=2 * slot), [1] * 4
     first = scheduler.submit(Request(prompt=[3] * 4, source=source, max_new_tokens=40, number=0))
     scheduler.step()
     wanted = Request(prompt=[4] * 100, source=source, max_new_tokens=4, number=1)
@@ -199,7 +199,7 @@ def test_only_those_that_join_count_as_overtaking() -> None:
     """A long wait in which nobody joins leaves all others their right to join first."""
     engine, source = Engine(tiny.encoder_decoder()), [1] * 4
     slot = engine.cache.slot_bytes(64) + engine.cross.slot_bytes(4)
-    scheduler = Scheduler(engine, max_rows=8, cache_bytes=3 * slot)
+    scheduler = Scheduler(engine, max_rows=8, cache_bytes=2 * slot)
     scheduler.submit(Request(prompt=[3] * 4, source=source, max_new_tokens=60, number=0))
     scheduler.step()
     scheduler.submit(Request(prompt=[4] * 120, source=source, max_new_tokens=4, number=1))
@@ -277,10 +277,10 @@ def test_a_row_leaves_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_request_that_does_not_fit_is_refused_with_the_bytes_and_fails_alone() -> None:
     engine = Engine(tiny.decoder())
-    per_token = engine.cache.slot_bytes(1)
-    assert per_token == 2 * tiny.G * 2 * tiny.K * 4
-    scheduler = Scheduler(engine, cache_bytes=64 * per_token - 1)
-    with pytest.raises(InputError, match=f"prompt 3: the cache of its 6 positions would take {64 * per_token:,} bytes"):
+    page = engine.cache.slot_bytes(1)
+    assert page == 64 * 2 * tiny.G * 2 * tiny.K * 4
+    scheduler = Scheduler(engine, cache_bytes=page - 1)
+    with pytest.raises(InputError, match=f"prompt 3: the cache of its 6 positions would take {page:,} bytes"):
         scheduler.submit(Request(prompt=[1, 2], max_new_tokens=4, number=3))
     scheduler.cache_bytes += 1
     row = scheduler.submit(Request(prompt=[1, 2], max_new_tokens=4, number=4))

@@ -56,6 +56,7 @@ class StaticRun(Run):
     """`Run` with fixed shapes in the place of the native step."""
 
     compiler: Callable[[StepRun], StepRun] | None = None
+    page: int | None = None
 
     def side(self, native: bool) -> Side:
         side = super().side(False)
@@ -158,10 +159,10 @@ def test_products_and_rotations_run_as_one(name: str) -> None:
 def nn_cache(module: nn.Transformer) -> tuple[Cache, CrossCache | None]:
     """A cache of two slots, and one of two sources."""
     if module.encoder is None:
-        return module.decoder.cache(2), None
+        return module.decoder.cache(2, page=None), None
     cross = module.decoder.cross_cache()
     cross.assign_places(Rows((2, 2), slots=(0, 1)))
-    return module.decoder.cache(2), cross
+    return module.decoder.cache(2, page=None), cross
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
@@ -328,7 +329,13 @@ def test_a_warm_up_beside_rows_that_run_writes_to_none_of_them() -> None:
 
 def test_a_plan_is_bound_to_the_stores_of_its_cache() -> None:
     module = tiny.decoder()
-    plan = StaticPlan(lower(module), module, module.decoder.cache(2), None)
+    plan = StaticPlan(lower(module), module, module.decoder.cache(2, page=None), None)
     inputs = torch.zeros(5, 2, dtype=torch.long)
     assert plan.run(inputs, 64).shape == (2, tiny.V)
     assert not any(store.k.any() for store in plan.cache.stores)
+
+
+def test_a_cache_of_pages_is_refused() -> None:
+    module = tiny.decoder()
+    with pytest.raises(InputError, match=r"needs a cache without pages: decoder.cache\(page=None\)"):
+        StaticStep(module, module.decoder.cache(1))

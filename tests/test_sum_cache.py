@@ -132,7 +132,7 @@ def test_sums_are_kept_in_fp32_whatever_the_rest_is_kept_in(cache_type: CacheTyp
         (mixed().double(), torch.float64),
     ):
         stores = module.decoder.cache(1, cache_type).stores
-        assert {store.k.dtype for store in stores if store.layer.sums} == {dtype}
+        assert {store.form.dtype for store in stores if store.layer.sums} == {dtype}
     assert written(Engine(mixed((0, 1), blocks=2), cache_type=cache_type), requests()) == [
         alone(mixed((0, 1), blocks=2), request) for request in requests()
     ]
@@ -291,7 +291,7 @@ def test_why_it_runs_as_modules() -> None:
 @each_module
 def test_count_knows_its_bytes(module: nn.Transformer) -> None:
     counted, engine = count(module.spec), Engine(module)
-    engine.add(Request(prompt=[3] * 64, max_new_tokens=1))
+    engine.add(Request(prompt=[3] * 64, max_new_tokens=0))
     engine.step()
     assert counted.cache_bytes(64, dtype="fp32") == engine.cache.nbytes
     sums = counted.cache_bytes(0)

@@ -200,7 +200,7 @@ def test_dtype_and_device_are_stated_and_follow_every_cast(tmp_path: Path) -> No
     assert module.half().dtype == torch.float16 == block.attn.q.dtype
     assert module.to(torch.float64).dtype == torch.float64
     assert module.float().dtype == torch.float32
-    assert module.decoder.cache(1).stores[0].k.dtype == torch.float32
+    assert module.decoder.cache(1).stores[0].form.dtype == torch.float32
     meta = nn.empty(module.spec)
     assert (meta.dtype, meta.device) == (torch.float32, torch.device("meta"))
     assert module.to("meta").device == torch.device("meta")
@@ -209,7 +209,7 @@ def test_dtype_and_device_are_stated_and_follow_every_cast(tmp_path: Path) -> No
 def test_dtype_is_not_that_of_the_first_parameter(tmp_path: Path) -> None:
     """A table in another dtype, or packed into bytes, says nothing about the activations of the rest."""
     module = opened(gguf_file(LLAMA, "q8_0", tmp_path)).module
-    assert module.decoder.cache(1).stores[0].k.dtype == torch.float32
+    assert module.decoder.cache(1).stores[0].form.dtype == torch.float32
     before = create(LLAMA).module
     before.decoder.embed.tokens.weight = torch.nn.Parameter(torch.zeros(43, 64, dtype=torch.uint8), requires_grad=False)
-    assert before.decoder.cache(1).stores[0].k.dtype == torch.float32
+    assert before.decoder.cache(1).stores[0].form.dtype == torch.float32

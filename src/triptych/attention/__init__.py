@@ -1,7 +1,8 @@
 """Attention without `nn` modules: kernels, masks, position encodings, the KV cache, and statistics of weights."""
 
 from .cache_steps import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache, SumPlan
-from .caches import Cache, CrossCache, CrossKeys, EncoderOutput
+from .caches import Cache
+from .cross_cache import CrossCache, CrossKeys, EncoderOutput
 from .dispatch import KERNELS, attend, why
 from .layer_cache import CachedLayer, CacheType, StoredForm, check_cache_type, stored_form
 from .mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear

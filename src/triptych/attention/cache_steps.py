@@ -21,8 +21,9 @@ from triptych.spec.masks import Mask
 from .layer_cache import Snapshot, Store
 from .mechanisms import LINEAR, Mechanism, divided, features, running
 from .request import ContentBias, Heads, ScoreBias, placed_request
+from .row_places import RowPlaces, token_places
 from .row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
-from .rows import KeysAndValues, Rows, batched, neighbours
+from .rows import KeysAndValues, Rows, batched
 
 
 @runtime_checkable
@@ -89,36 +90,27 @@ class FullStep:
     Where the store keeps numbers in another form than they are computed in, every query gets what is kept, in a first
     prefill too, so that a prompt is the same in any pieces.  The rows' keys are then decoded in each step."""
 
-    def __init__(self, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
-        self.stores, self.rows, self.fresh = stores, rows, fresh
-        slots = rows.slots
-        self.run = neighbours(slots) if slots and rows.even else None
+    def __init__(self, stores: Sequence[Store], like: Store, rows: Rows, places: RowPlaces, *, fresh: bool) -> None:
+        self.stores, self.rows, self.fresh, self.places = stores, rows, fresh, places
         self.exact = like.exact
-        decoded = slots if self.exact else tuple(range(len(rows)))
-        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, decoded)
-        if self.run is not None:
+        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, tuple(range(len(rows))))
+        self.at: slice | None = None  # of a view of the rows, all new tokens
+        if rows.even and places.regular is not None:
             self.at = slice(rows.past[0], rows.ends[0])
-        else:
-            self.slot_of, self.place = token_places(rows, like.k.device)
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store, rows = self.stores[layer], self.rows
-        keys, values = store.k, store.v
-        new_k, new_v = store.encode(k, v)
-        for stored, new in ((keys, new_k), (values, new_v)):
-            if self.run is None:
-                stored[self.slot_of, :, self.place] = new
-            elif rows.longest == 1:
-                stored[self.run, :, self.at] = new.unsqueeze(2)
-            else:
-                stored[self.run, :, self.at] = new.view(len(rows.lengths), -1, *new.shape[1:]).transpose(1, 2)
-        if self.exact:
-            return (k, v) if self.fresh else (keys, values)
+        new = store.encode(k, v)
+        kept = self.places.view(store)
+        if kept is None or self.at is None:
+            self.places.write(store, *new)
+        else:
+            for stored, x in zip(kept, new, strict=True):
+                stored[:, :, self.at] = x.view(len(rows.lengths), rows.longest, *x.shape[1:]).transpose(1, 2)
         if self.fresh:
-            return store.decode(new_k, new_v)
-        slots = list(rows.slots) if self.run is None else self.run
-        end = rows.end
-        return store.decode(keys[slots, :, :end], values[slots, :, :end])
+            return (k, v) if self.exact else store.decode(*new)
+        keys, values = self.places.read(store) if kept is None else kept
+        return (keys, values) if self.exact else store.decode(keys[:, :, : rows.end], values[:, :, : rows.end])
 
 
 class RingStep:
@@ -190,11 +182,6 @@ def ring_positions(lengths: Sequence[int], window: int, device: torch.device) ->
     length = torch.tensor(lengths, device=device)[:, None]
     place = torch.arange(window, device=device)
     return (length - 1 - (length - 1 - place) % window).clamp(min=-1)
-
-
-def token_places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The slot and the absolute position of each token."""
-    return torch.tensor(rows.slots, device=device)[rows.row_of(device)], rows.positions(device)
 
 
 @dataclass(frozen=True, eq=False)

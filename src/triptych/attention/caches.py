@@ -1,4 +1,4 @@
-"""The KV cache of a decoder, `Cache`, and the cached keys and values of cross-attention, `CrossCache`.
+"""The KV cache of a decoder, `Cache`.
 
 A forward opens a cache with `begin(rows, provenance)` and gets a `CacheStep`: it says where each layer's keys will lie
 (`layout`), takes each layer's new keys in once (`extend`) and counts them (`finish`).  Everything that the layers of
@@ -9,42 +9,29 @@ them in any order.  How one forward writes, in whole rows, rings or sums, stands
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import count, islice
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from operator import gt
 
 import torch
-from torch import Tensor
 
+from triptych.arguments import integer
 from triptych.errors import InputError, ProbeError
-from .cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
-from .layer_cache import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
-from .row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
+from triptych.native.step import PAGE_POSITIONS
+from .cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back
+from .layer_cache import CachedLayer, CacheType, Snapshot, Store, Stores, resize_together, stored_form
+from .pages import Pages
+from .row_places import RowPlaces
 from .rows import KeysAndValues, Rows
 
 
-class _Stores:
-    """One store per layer."""
-
-    stores: list[Store]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated, used or not."""
-        return sum(store.nbytes for store in self.stores)
-
-    def slot_bytes(self, length: int) -> int:
-        """Bytes of one slot with room for `length` tokens, or for a source of so many positions."""
-        return sum(store.slot_bytes(length) for store in self.stores)
-
-
-class Cache(_Stores):
+class Cache(Stores):
     """One store per layer, full or a ring, and how many tokens each slot holds.
 
     layers       what each layer stores.
     slots        slots that exist at once; `add` makes more.
-    capacity     tokens a full layer has room for before it doubles.
+    page         tokens of a page of the layers that keep every token; with None, each slot has room of its own for as
+                 many as the longest may have, at addresses that stay while slots and room do (`static_executor`).
+    capacity     tokens that there is room for before it doubles, without pages.
     dtype        what the model computes in.
     cache_type   the type of what is kept (`CacheType`).
     longest      tokens of the longest row to come, where that is known: doubling stops there.
@@ -56,16 +43,21 @@ class Cache(_Stores):
         layers: Sequence[CachedLayer],
         slots: int = 0,
         *,
+        page: int | None = PAGE_POSITIONS,
         capacity: int = 64,
         dtype: torch.dtype = torch.float32,
         cache_type: CacheType = "auto",
         device: torch.device | str = "cpu",
     ) -> None:
+        page = None if page is None else integer("page", page, 1)
         self.capacity = capacity
         self.longest: int | None = None
         form = stored_form(cache_type, dtype)
-        self.stores = [Store(layer, layer.window or capacity, form, device) for layer in layers]
-        self.full = any(store.places is None for store in self.stores)
+        self.stores = [Store(layer, form, device, capacity=capacity, page=page) for layer in layers]
+        paged = [store for store in self.stores if store.page is not None]
+        self.pages = Pages(paged, page) if paged and page is not None else None
+        self.strips = [store for store in self.stores if store.page is None]
+        self.full = [store for store in self.strips if store.places is None]
         self.sums = any(layer.sums for layer in layers)
         self.snapshots: dict[int, Snapshot] = {}  # of slots whose sums may have to go back
         self.lengths: list[int] = []
@@ -74,6 +66,26 @@ class Cache(_Stores):
         self.free_slots: list[int] = []
         self.last: _CacheForward | None = None  # to go on from, as long as nothing else changed the slots
         self.add(slots)
+
+    def pages_for(self, lengths: Mapping[int, int]) -> int:
+        """Pages once these slots hold so many tokens each; those that they share count once."""
+        if self.pages is None:
+            return 0
+        held = set().union(*(self.pages.tables[slot] for slot in lengths))
+        return len(held) + sum(self.pages.lacking(slot, self.lengths[slot], n) for slot, n in lengths.items())
+
+    def bytes_for(self, slots: int, longest: int, pages: int) -> int:
+        """Bytes of so many slots, the longest of so many tokens, and pages: what slots have of their own is not given
+        back."""
+        slots, longest = max(slots, len(self.lengths)), max(longest, self.capacity)
+        own = slots * sum(store.slot_bytes(longest) for store in self.strips)
+        return own + (0 if self.pages is None else pages * self.pages.page_bytes)
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Let the memory of pages grow beyond so many bytes only where it must."""
+        if self.pages is not None:
+            nbytes -= sum(store.nbytes for store in self.strips)
+            self.pages.limit = max(nbytes, 0) // self.pages.page_bytes
 
     def add(self, count: int = 1) -> list[int]:
         """`count` empty slots, freed ones first."""
@@ -84,9 +96,16 @@ class Cache(_Stores):
         self.high_water.extend([0] * len(new))
         self.provenance.extend([""] * len(new))
         for fixed in (False, True):  # which do not grow together
-            stores = [store for store in self.stores if (store.places is not None) is fixed]
+            stores = [store for store in self.strips if (store.places is not None) is fixed]
             resize_together(stores, len(self.lengths), 0)
+        if self.pages is not None:
+            self.pages.add_slots(len(self.lengths))
         return [*reused, *new]
+
+    def expect(self, slot: int, least: int, most: int) -> None:
+        """A slot will hold at least `least` tokens, and `most` at most: its pages are taken as neighbours."""
+        if self.pages is not None:
+            self.pages.lengths[slot] = least, most
 
     def free(self, slots: Sequence[int]) -> None:
         """Forget what these slots hold; `add` may give them out again.  Raises InputError for one that is free."""
@@ -94,8 +113,11 @@ class Cache(_Stores):
         for slot in slots:
             if slot in self.free_slots or not 0 <= slot < len(self.lengths):
                 raise InputError(f"slot {slot} is not in use; this cache has {len(self.lengths)} slots")
-            for store in self.stores:  # hidden keys must be finite: 0 times NaN is NaN
+            for store in self.strips:  # hidden keys must be finite: 0 times NaN is NaN
                 store.clear(slot, 0, self.high_water[slot])
+            if self.pages is not None:
+                self.pages.trim(slot, 0, keep_room=False)
+                self.pages.lengths.pop(slot, None)
             self.lengths[slot] = self.high_water[slot] = 0
             self.snapshots.pop(slot, None)
             self.free_slots.append(slot)
@@ -115,11 +137,15 @@ class Cache(_Stores):
             and rows.slots == step.rows.slots
             and rows.past == step.rows.ends
             and provenance == step.provenance
-            and rows.end <= self.capacity
+            and not self.lacks_room(rows)
         ):
             step.rows, step.counted = rows, False
         else:
             self._check_rows(rows, provenance)
+            self.last = None
+            if self.pages is not None:
+                self.pages.make_room(rows)
+            self.ensure_capacity(rows.end)
             step = self.last = _CacheForward(self, rows, provenance)
         for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
             self.high_water[slot] = max(self.high_water[slot], end)
@@ -139,12 +165,19 @@ class Cache(_Stores):
         if len(set(rows.slots)) != len(rows.slots):
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
 
+    def lacks_room(self, rows: Rows) -> bool:
+        """Whether memory or tables change before these rows write their next tokens."""
+        if self.pages is None:
+            return bool(self.full) and rows.end > self.capacity
+        room = self.pages.room
+        return any(map(gt, rows.ends, [room[slot] for slot in rows.slots]))
+
     def ensure_capacity(self, end: int) -> None:
-        """Make room for `end` tokens in every full layer."""
+        """Make room for `end` tokens in every slot, where there are no pages."""
         if end > self.capacity and self.full:
             doubled = 2 * self.capacity
             self.capacity = max(end, doubled if self.longest is None else min(doubled, self.longest))
-            resize_together([store for store in self.stores if store.places is None], 0, self.capacity)
+            resize_together(self.full, 0, self.capacity)
 
     def check_trim(self, slot: int, length: int) -> None:
         """Raise InputError when a slot is shorter already, when a ring no longer holds what a window would see, and for
@@ -170,9 +203,18 @@ class Cache(_Stores):
         self.lengths[slot] = length
         if not length:
             self.high_water[slot] = 0
+        if self.pages is not None:
+            self.pages.trim(slot, length)
+
+    def give_up_room(self, slot: int) -> None:
+        """Free the pages that a slot has for tokens to come."""
+        if self.pages is not None:
+            self.last = None
+            self.pages.trim(slot, self.lengths[slot], keep_room=False)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy what `sources` hold to `targets`, slot by slot; all are read before any is written (beams)."""
+        """Copy what `sources` hold to `targets`, slot by slot; all are read before any is written (beams).  Pages are
+        shared."""
         moved = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
         if not moved:
             return
@@ -180,16 +222,19 @@ class Cache(_Stores):
         take, put = zip(*moved, strict=True)
         length = max(self.high_water[slot] for slot in take)
         longer = [slot for slot in put if self.high_water[slot] > length]
-        for store in self.stores:
+        for store in self.strips:
             for slot in longer:  # what the copy does not replace
                 store.clear(slot, length, self.high_water[slot])
             store.copy(take, put, store.places or length)
+        if self.pages is not None:
+            self.pages.share(take, put, [self.lengths[slot] for slot in take])
         copied = [(self.lengths[slot], self.high_water[slot], self.provenance[slot]) for slot in take]
         for slot, (length, high_water, provenance) in zip(put, copied, strict=True):
             self.lengths[slot], self.high_water[slot], self.provenance[slot] = length, high_water, provenance
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """The first `length` tokens of slot `source` to slot `target`, which is empty.
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """Let slot `target`, which is empty, hold the first `length` tokens of slot `source`: pages are shared, rings
+        and sums are copied.
 
         Raises InputError as `check_trim`, and for a target that holds tokens.
         """
@@ -199,10 +244,19 @@ class Cache(_Stores):
                 f"cannot copy slot {source} to slot {target}, which holds {self.lengths[target]} tokens; free it first"
             )
         self.last = None
-        for store in self.stores:
+        for store in self.strips:
             store.copy([source], [target], store.places or length)
+        if self.pages is not None:
+            self.pages.share([source], [target], [length])
         self.lengths[target], self.high_water[target] = length, self.high_water[source]
         self.provenance[target] = self.provenance[source]
+
+    def kept(self, layer: int, slot: int) -> KeysAndValues:
+        """A copy of the keys [G, S, K] and values [G, S, Kv] that a layer has of the tokens of a slot, as it keeps
+        them; of a ring its places."""
+        store, rows = self.stores[layer], Rows((0,), (self.lengths[slot],), (slot,))
+        k, v = RowPlaces(rows, None if store.page is None else self.pages, store.device).read(store)
+        return k[0], v[0]
 
     @property
     def smallest_window(self) -> int | None:
@@ -262,7 +316,6 @@ class _CacheForward:
         self.context: object | None = None
         self.counted = False
         self.steps: dict[tuple[int | None, bool], KeyStep] = {}  # by window, and whether sums are kept
-        cache.ensure_capacity(rows.end)
 
     def of(self, layer: int) -> KeyStep:
         stores, rows, fresh = self.cache.stores, self.rows, self.fresh
@@ -272,7 +325,8 @@ class _CacheForward:
             if store.layer.sums:
                 self.steps[kind] = SumStep(stores, rows, self.cache.snapshots, fresh=fresh)
             elif window is None:
-                self.steps[kind] = FullStep(stores, store, rows, fresh=fresh)
+                places = RowPlaces(rows, self.cache.pages, store.device)
+                self.steps[kind] = FullStep(stores, store, rows, places, fresh=fresh)
             else:
                 self.steps[kind] = RingStep(stores, store, window, rows, fresh=fresh)
         return self.steps[kind]
@@ -287,112 +341,3 @@ class _CacheForward:
             cache.lengths[slot] = end
             cache.provenance[slot] = self.provenance
         self.counted = True
-
-
-Project = Callable[[Tensor, Rows], KeysAndValues]
-"""A layer's cross-attention keys [M, G, K] and values [M, G, Kv] of an encoder's output [M, D]."""
-
-
-@runtime_checkable
-class CrossKeys(Protocol):
-    """An encoder's output as a decoder's cross-attention layers read it."""
-
-    def layout(self, rows: Rows) -> KeyLocation:
-        """The places of the keys of the sources of `rows`."""
-
-    def keys(self, layer: int, project: Project) -> KeysAndValues: ...
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderOutput:
-    """An encoder's output [M, D] for one uncached forward: each layer projects it once."""
-
-    memory: Tensor
-    rows: Rows
-
-    def layout(self, rows: Rows) -> KeyLayout:
-        return FlatKeys(self.rows)
-
-    def keys(self, layer: int, project: Project) -> KeysAndValues:
-        return project(self.memory, self.rows)
-
-
-class CrossCache(_Stores):
-    """The keys and values of encoder outputs, projected by each layer in the first forward after `fill` and read at
-    every later one.  Slots are those of the decoder's rows.
-
-    dtype        what the model computes in.
-    cache_type   the type of what is kept, as in `Cache`.
-    lengths      positions of the source of each slot.
-    places       where the source of each slot lies in the stores; rows of one source, such as beams, share its place.
-    """
-
-    def __init__(
-        self, layers: Sequence[CachedLayer], dtype: torch.dtype, device: torch.device | str, *,
-        cache_type: CacheType = "auto",
-    ) -> None:  # fmt: skip
-        form = stored_form(cache_type, dtype)
-        self.stores = [Store(replace(layer, window=None, sums=False), 0, form, device) for layer in layers]
-        self.lengths: dict[int, int] = {}
-        self.places: dict[int, int] = {}
-        self.pending: EncoderOutput | None = None
-        self.projected: set[int] = set()
-
-    def fill(self, memory: Tensor, rows: Rows) -> None:
-        """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before.
-
-        Raises InputError while some layer has not read the output that was taken in before."""
-        self.pending, self.projected = EncoderOutput(memory, self.assign_places(rows)), set()
-
-    def assign_places(self, rows: Rows) -> Rows:
-        """Give the sources `rows` places of their own in the stores: the same rows, with these as their slots.
-
-        Raises InputError as `fill`.
-        """
-        if self.pending is not None:
-            raise InputError("a source waits for the forward that reads it; run the decoder before the next source")
-        self.free(rows.slots)
-        taken = set(self.places.values())
-        places = tuple(islice((place for place in count() if place not in taken), len(rows)))
-        self.places.update(zip(rows.slots, places, strict=True))
-        self.lengths.update(zip(rows.slots, rows.lengths, strict=True))
-        for store in self.stores:
-            store.resize(max(places, default=-1) + 1, rows.longest)
-        return Rows(rows.lengths, slots=places)
-
-    def layout(self, rows: Rows) -> KeyLayout:
-        """Raises InputError for a row without a source."""
-        missing = [slot for slot in rows.slots if slot not in self.lengths]
-        if missing:
-            raise InputError(f"cache slots {missing} have no source; encode one for each row first")
-        return SlotKeys(*self.of(rows.slots))
-
-    def of(self, slots: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The lengths of the sources of these slots, and their places."""
-        return tuple([self.lengths[slot] for slot in slots]), tuple([self.places[slot] for slot in slots])
-
-    def keys(self, layer: int, project: Project) -> KeysAndValues:
-        store = self.stores[layer]
-        if self.pending is not None and layer not in self.projected:
-            rows = self.pending.rows
-            k, v = project(self.pending.memory, rows)
-            slot, place = token_places(rows, k.device)
-            store.k[slot, :, place], store.v[slot, :, place] = store.encode(k, v)
-            self.projected.add(layer)
-            if len(self.projected) == len(self.stores):
-                self.pending = None
-        return (store.k, store.v) if store.exact else store.decode(store.k, store.v)
-
-    def free(self, slots: Sequence[int]) -> None:
-        """Forget the sources of these slots."""
-        for slot in slots:
-            self.lengths.pop(slot, None)
-            self.places.pop(slot, None)
-
-    def share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Let slots `targets` read the sources of slots `sources` too (beams).  Raises InputError before they were
-        projected."""
-        if self.pending is not None:
-            raise InputError("a source cannot be shared before the first forward that reads it")
-        for known in (self.lengths, self.places):
-            known.update(zip(targets, [known[slot] for slot in sources], strict=True))

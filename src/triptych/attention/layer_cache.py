@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from triptych.errors import InputError, shown
 from triptych.native.huge_pages import PAGE, HugePages
+from triptych.native.step import PAGES_OF_CHUNK
 from .rows import KeysAndValues
 
 LEAST_IN_HUGE_PAGES = 2 * PAGE  # bytes of several stores together: less would leave most of a page unused
@@ -38,25 +39,69 @@ class CachedLayer:
 
 
 class Store:
-    """The keys and values of one layer: `[slot, G, capacity, length of a vector in `form`]`.  Room not yet written is
-    zero: a hidden key has weight 0, and 0 times what is left there may be NaN.
+    """The keys and values of one layer, in chunks of memory `[strips, G, places, length of a vector in `form`]`.  Room
+    not yet written is zero: a hidden key has weight 0, and 0 times what is left there may be NaN.
 
-    Of a layer that keeps sums, `k` is `[slot, G, K, Kv]` and `v` `[slot, G, K, 1]`: a place is a feature, and the
-    numbers are of fp32 or better, whatever the cache keeps of other layers.
+    Where each token has a place, chunks are of one strip of pages (`pages.Pages`), as many as are added, or with
+    `capacity` there is one chunk with a strip for each slot, `k` and `v`, whose memory moves when it grows.  So it is
+    with rings and with sums.  Of a layer that keeps sums, `k` is `[slot, G, K, Kv]` and `v` `[slot, G, K, 1]`: a place
+    is a feature, and the numbers are of fp32 or better, whatever the cache keeps of other layers.
 
-    places   places of a slot that do not depend on how many tokens it holds; None where each token has its own."""
+    places   places of a slot that do not depend on how many tokens it holds; None where each token has its own.
+    page     places of a page; None where each slot has a strip."""
 
-    def __init__(self, layer: CachedLayer, capacity: int, form: StoredForm, device: torch.device | str) -> None:
-        widths = layer.width, layer.value_width
+    def __init__(
+        self, layer: CachedLayer, form: StoredForm, device: torch.device | str, *, capacity: int = 0,
+        page: int | None = None,
+    ) -> None:  # fmt: skip
+        self.widths = layer.width, layer.value_width
         self.places = layer.window
         if layer.sums:
             precision = torch.promote_types(form.computed, torch.float32)
-            form, self.places, widths = StoredForm(precision, precision), layer.width, (layer.value_width, 1)
-        self.layer, self.window, self.form, self.exact = layer, layer.window, form, form.exact
-        self.k, self.v = (
-            torch.zeros(0, layer.groups, self.places or capacity, form.length(width), dtype=form.dtype, device=device)
-            for width in widths
-        )
+            form, self.places, self.widths = StoredForm(precision, precision), layer.width, (layer.value_width, 1)
+        self.layer, self.window, self.form, self.exact, self.device = layer, layer.window, form, form.exact, device
+        self.page = None if self.places else page
+        self.chunks: list[KeysAndValues] = []
+        if self.page is None:
+            self.chunks.append(self._zeros(0, self.places or capacity))
+
+    def _zeros(self, strips: int, places: int, memory: HugePages | None = None) -> KeysAndValues:
+        """A chunk of keys and values, in memory of `memory` where it is given."""
+        form, shapes = self.form, [(strips, self.layer.groups, places, self.form.length(n)) for n in self.widths]
+        with torch.inference_mode(False):  # so that any step may write to it
+            if memory is None:
+                k, v = (torch.zeros(shape, dtype=form.dtype, device=self.device) for shape in shapes)
+            else:
+                k, v = (memory.take(prod(shape) * form.dtype.itemsize).view(form.dtype).view(shape) for shape in shapes)
+        return k, v
+
+    @property
+    def k(self) -> Tensor:
+        """Keys of all slots, where each has a strip."""
+        return self._strips[0]
+
+    @property
+    def v(self) -> Tensor:
+        """Values of all slots, where each has a strip."""
+        return self._strips[1]
+
+    @property
+    def _strips(self) -> KeysAndValues:
+        assert self.page is None, "a store of pages has no strips"
+        return self.chunks[0]
+
+    def new_chunk(self, places: int, memory: HugePages | None = None) -> KeysAndValues:
+        """A chunk of so many places of pages, in `memory` where it is given and the store is on the CPU."""
+        on_cpu = torch.device(self.device).type == "cpu"
+        return self._zeros(1, places, memory if on_cpu else None)
+
+    def pages(self, first: int, end: int) -> KeysAndValues:
+        """Keys and values [G, places, K or Kv] of pages [first, end) of one chunk, as they are kept."""
+        assert self.page is not None
+        chunk, at = divmod(first, PAGES_OF_CHUNK)
+        here = slice(at * self.page, (at + end - first) * self.page)
+        k, v = self.chunks[chunk]
+        return k[0, :, here], v[0, :, here]
 
     def encode(self, k: Tensor, v: Tensor) -> KeysAndValues:
         """Keys [..., K] and values [..., Kv] as the store keeps them; without a gradient."""
@@ -69,37 +114,58 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return sum(k.nbytes + v.nbytes for k, v in self.chunks)
 
     @property
     def place_bytes(self) -> int:
         """Bytes of the keys and values of one place."""
-        return self.k.shape[1] * (self.k.shape[3] + self.v.shape[3]) * self.k.element_size()
+        return self.layer.groups * sum(map(self.form.length, self.widths)) * self.form.dtype.itemsize
 
     def slot_bytes(self, length: int) -> int:
-        """Bytes of one slot with room for `length` tokens, which rings and sums do not grow with."""
-        return self.place_bytes * (self.places or length)
+        """Bytes of one slot with room for `length` tokens, in whole pages; rings and sums do not grow with it."""
+        page = self.page or 1
+        return self.place_bytes * (self.places or -(-length // page) * page)
 
-    def resize(self, slots: int, capacity: int, pages: HugePages | None = None) -> None:
-        """At least so many slots and places, in memory of `pages` where they are given."""
-        if slots > self.k.shape[0] or capacity > self.k.shape[2]:
-            self.k, self.v = (_resized(x, slots, capacity, pages) for x in (self.k, self.v))
+    def resize(self, slots: int, capacity: int, memory: HugePages | None = None) -> None:
+        """Strips for at least so many slots, of so many places, in memory of `memory` where it is given."""
+        k, v = self._strips
+        if slots > k.shape[0] or capacity > k.shape[2]:
+            larger = self._zeros(max(slots, k.shape[0]), max(capacity, k.shape[2]), memory)
+            for x, y in zip((k, v), larger, strict=True):
+                y[: x.shape[0], :, : x.shape[2]] = x
+            self.chunks = [larger]
 
     def clear(self, slot: int, first: int, end: int) -> None:
-        """Make places `first` to `end` of a slot zero; where their number is fixed, all of them."""
+        """Make places `first` to `end` of a slot's strip zero; where their number is fixed, all of them."""
         where = slice(None) if self.places else slice(first, end)
         self.k[slot, :, where].zero_()
         self.v[slot, :, where].zero_()
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """The first `length` places of slots `sources` to slots `targets`, all read before any is written."""
+        """The first `length` places of the strips of slots `sources` to those of `targets`, all read before any is
+        written."""
         take, put = list(sources), list(targets)
-        for x in (self.k, self.v):
+        for x in self._strips:
             if x.device.type == "cpu":  # numpy copies runs of bytes, torch one number after another
                 y = x.detach().view(torch.uint8).numpy()
                 y[put, :, :length] = y[take, :, :length]
             else:
                 x[put, :, :length] = x[take, :, :length]
+
+
+class Stores:
+    """One store per layer."""
+
+    stores: list[Store]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+        return sum(store.nbytes for store in self.stores)
+
+    def slot_bytes(self, length: int) -> int:
+        """Bytes of one slot with room for `length` tokens, or for a source of so many positions."""
+        return sum(store.slot_bytes(length) for store in self.stores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,19 +185,12 @@ class Snapshot:
 
 
 def resize_together(stores: Sequence[Store], slots: int, capacity: int) -> None:
-    """At least so many slots and places in each of these stores, in shared huge pages where they are large, on the CPU.
-    The memory is freed when all of the stores have grown again."""
+    """At least so many slots and places in each of these stores, which have strips, in shared huge pages where they are
+    large, on the CPU.  The memory is freed when all of the stores have grown again."""
     grown = sum(store.place_bytes * max(slots, store.k.shape[0]) * max(capacity, store.k.shape[2]) for store in stores)
-    pages = HugePages() if grown >= LEAST_IN_HUGE_PAGES and stores[0].k.is_cpu else None
+    memory = HugePages() if grown >= LEAST_IN_HUGE_PAGES and stores[0].k.is_cpu else None
     for store in stores:
-        store.resize(slots, capacity, pages)
-
-
-def _resized(x: Tensor, slots: int, capacity: int, pages: HugePages | None) -> Tensor:
-    shape = max(slots, x.shape[0]), x.shape[1], max(capacity, x.shape[2]), x.shape[3]
-    larger = x.new_zeros(shape) if pages is None else pages.take(prod(shape) * x.itemsize).view(x.dtype).view(shape)
-    larger[: x.shape[0], :, : x.shape[2]] = x
-    return larger
+        store.resize(slots, capacity, memory)
 
 
 CacheType = Literal["auto", "fp32", "fp16", "bf16", "int8"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.families.named_configs import NAMED
+from triptych.native.step import PAGE_POSITIONS
 from . import options, screen
 from .loading import header_of
 from .options import argument
@@ -44,7 +45,7 @@ def count(
 ) -> None:
     """Count parameters, bytes, FLOPs and memory for training, from the config or header alone.
 
-    --context N: Positions in the cache; by default the model's context.
+    --context N: Positions in the cache, which keeps whole pages of 64; by default the model's context.
     --batch N: Number of sequences that run together.
     --dtype: Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types.
     --cache-dtype: Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.
@@ -74,7 +75,7 @@ def count(
         counts, positions, read=rates[0], flops=rates[1], dtype=dtype, cache_dtype=cache_dtype, source=source
     )
     if as_json:
-        cache = counts.cache_bytes(positions, batch=batch, dtype=cache_dtype, source=source)
+        cache = counts.cache_bytes(positions, batch=batch, dtype=cache_dtype, source=source, page=PAGE_POSITIONS)
         chosen = {
             "dtype": dtype, "cache_dtype": cache_dtype, "weight_bytes": counts.weight_bytes(dtype),
             "cache_bytes": cache,
@@ -127,9 +128,10 @@ def _costs(counts: Count, positions: int, batch: int, dtypes: tuple[str, str], s
     rows = [_bytes(f"bytes of weights, {dtype}", counts.weight_bytes(dtype))]
     if decodes:
         caches = counts.caches_bytes(positions, batch=batch, dtype=cache_dtype, source=source)
-        rows += [_bytes(f"bytes of cache, {cache_dtype}, {size}", sum(caches.values()))]
-        if caches["cross"]:
-            rows += [_bytes(f"  of {name}-attention", number) for name, number in caches.items()]
+        pages = counts.caches_bytes(positions, batch=batch, dtype=cache_dtype, source=source, page=PAGE_POSITIONS)
+        rows += [_bytes(f"bytes of cache, {cache_dtype}, {size}", sum(pages.values()))]
+        if pages["cross"]:
+            rows += [_bytes(f"  of {name}-attention", number) for name, number in pages.items()]
     prompt = counts.prefill_flops(positions, source=source)
     rows += [(f"FLOPs to read {size}", f"{batch * prompt:,}", "")]
     if decodes:

@@ -28,7 +28,7 @@ from triptych.spec import (
     T5BucketsSpec,
 )
 from triptych.spec.parts import TableSpec
-from .activations import kv_width, span_of
+from .activations import kv_width, span_of, visible
 from .training import TrainingMemory, TrainingRow, activation_bytes
 
 if TYPE_CHECKING:
@@ -111,18 +111,22 @@ class Count:
         """Bytes of all parameters in one `dtype` of `DTYPES`.  Raises InputError for another."""
         return _bytes(self.total, dtype)
 
-    def cache_bytes(self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0) -> int:
+    def cache_bytes(
+        self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0, page: int = 1
+    ) -> int:
         """Bytes of the keys and values of `batch` rows of `positions` tokens: `positions * G * (K + Kv)` numbers a
         layer, and in "int8", as `cache="int8"` keeps them, 2 bytes of scale for each 32 numbers of a vector.  A layer
         with a window keeps no more than it sees, causal linear attention `G * K * (Kv + 1)` numbers of fp32 for any
-        `positions` and `dtype`; cross-attention keeps `source` positions; an encoder alone keeps nothing."""
-        return sum(self.caches_bytes(positions, batch=batch, dtype=dtype, source=source).values())
+        `positions` and `dtype`; cross-attention keeps `source` positions; an encoder alone keeps nothing.  Layers that
+        keep every token have room for whole pages of `page` positions, in an engine `PAGE_POSITIONS`."""
+        return sum(self.caches_bytes(positions, batch=batch, dtype=dtype, source=source, page=page).values())
 
     def caches_bytes(
-        self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0
+        self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0, page: int = 1
     ) -> dict[Literal["self", "cross"], int]:
         """`cache_bytes` of self-attention and of cross-attention."""
         self._check_sizes(positions=positions, batch=batch, source=source)
+        in_pages = -(-positions // integer("page", page, 1)) * page
         own = cross = sums = 0
         decoder = self.spec.decoder
         if decoder is not None:
@@ -130,7 +134,9 @@ class Count:
                 if decoder.keeps_sums(attn):
                     sums += attn.kv_heads * attn.head_width * (attn.value_width + 1)
                 else:
-                    own += _cache_width(attn, dtype) * span_of(decoder, attn.kind, positions)
+                    paged = visible(decoder.kinds[attn.kind].mask) is None
+                    span = in_pages if paged else span_of(decoder, attn.kind, positions)
+                    own += _cache_width(attn, dtype) * span
                 cross += 0 if read is None else _cache_width(read, dtype) * source
         return {"self": _bytes(own * batch, dtype) + 4 * sums * batch, "cross": _bytes(cross * batch, dtype)}
 

@@ -147,8 +147,7 @@ def _bytes(model: Model, engine: Engine, layer: int, source: int) -> WalkStep:
     """Bytes of keys and values, by `count` and in the cache's own tensors."""
     spec, length = model.spec, engine.cache.lengths[0]
     decoder = spec.stacks["decoder"]
-    stores = engine.cache.stores
-    used = [store.k[:, :, :length].nbytes + store.v[:, :, :length].nbytes for store in stores]
+    used = [sum(x.nbytes for x in engine.cache.kept(i, 0)) for i in range(len(engine.cache.stores))]
     size = model.module.dtype.itemsize
     cross = 0 if engine.cross is None else engine.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source) * size // 4

@@ -72,6 +72,7 @@ class DraftModel:
                 ends=row.request.ends,
             )  # fmt: skip
             (twin,) = self.engine.add(request)
+            self.engine.cache.expect(twin.slot, len(row.ids), row.limit)
             self.twins[row] = twin
             return twin
         same = min(twin.cached, len(row.ids) - 1)

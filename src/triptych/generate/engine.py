@@ -159,6 +159,8 @@ class Engine(Explained):
         else:
             for row in rows:
                 row.slot, row.cache = self.prefixes.slot(row, self.rows), self.cache
+        for row in rows:
+            self._expect(row)
         self._set_rows([*self.rows, *rows])
 
     @alone()
@@ -206,6 +208,7 @@ class Engine(Explained):
         self.cache.free(spare)
         for row in next_rows:
             row.branch()
+            self._expect(row)
         self._set_rows(next_rows)
         return next_rows
 
@@ -233,6 +236,7 @@ class Engine(Explained):
         new = self._row(replace(request, source=row.request.source), row.slot)
         self.cache.trim(row.slot, 0)
         new.source, new.cache, row.cache = row.source, self.cache, None
+        self._expect(new)
         self._set_rows([other for other in self.rows if other.slot != row.slot] + [new])
         return new
 
@@ -380,6 +384,9 @@ class Engine(Explained):
             raise TextError("stop strings need a tokenizer; give ids at which to end instead")
         stops = StopDetector(request.stop, self.decode) if request.stop and self.decode is not None else None
         return LiveRow(request, list(request.prompt), stops, slot)
+
+    def _expect(self, row: LiveRow) -> None:
+        self.cache.expect(row.slot, min(len(row.request.prompt) + 1, row.limit), row.limit)
 
     def _set_rows(self, rows: Sequence[LiveRow]) -> None:
         """Go on with these rows, and work out what a step uses of their requests."""

@@ -25,7 +25,7 @@ from triptych.program.module_changes import ModuleFingerprint, checksums, equal,
 from .request import LiveRow
 from .step_runner import StepRunner
 
-LEAST = 8  # ids; fewer are computed again, which takes less time than copying them
+LEAST = 8  # ids; fewer are computed again, which takes less time than to copy the page that they are in
 
 
 class Prefixes:
@@ -49,6 +49,7 @@ class Prefixes:
         reusable = self._reusable_ids(row)
         usable = self._serves(row) and row.cached == self.cache.lengths[row.slot] and len(reusable) >= LEAST
         if usable:
+            self.cache.give_up_room(row.slot)
             self.idle_slots[row.slot] = reusable
         return usable
 
@@ -81,8 +82,8 @@ class Prefixes:
         self.cache.free(oldest)
 
     def fill(self, row: LiveRow, running: Sequence[LiveRow]) -> bool:
-        """Copy to an empty row what another slot holds of its prompt's beginning.  False where it is better to wait: a
-        row before it in `running` is about to compute more of it."""
+        """Let an empty row share what another slot holds of its prompt's beginning.  False where it is better to wait:
+        a row before it in `running` is about to compute more of it."""
         if not self._takes(row):
             return True
         others = [peer for peer in running if peer is not row and self._serves(peer)]
@@ -97,7 +98,7 @@ class Prefixes:
         if length >= LEAST:
             self.check(running)
         if length >= LEAST and self._takes(row):  # not where that forgot all that was held
-            self.cache.copy_prefix(slot, row.slot, length)
+            self.cache.share_prefix(slot, row.slot, length)
             if slot in self.idle_slots:
                 self.idle_slots[slot] = self.idle_slots.pop(slot)  # now the most recently used
             self._take(row, length)

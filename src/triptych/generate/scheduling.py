@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from time import monotonic, perf_counter
 
 from triptych import machine
@@ -42,9 +43,11 @@ class Scheduler:
     which they came.  Waiting raises a priority, so that every request joins in the end.  One for which the cache has no
     room yet lets up to `MOST_OVERTAKEN` others join before it.
 
-    A request waits until the cache with its row takes at most `cache_bytes`, by default three quarters of the memory
-    that is free now.  One that would take more alone is refused.  After an exception out of `step`, such as an
-    interruption, the rows that ran hold part of a step: begin again with `engine.reset()`.
+    A request waits until the cache, when its row and all that run have come to their limits, takes at most
+    `cache_bytes`, by default three quarters of the memory that is free now.  So no row ever lacks memory in its middle
+    or is computed twice; pages that rows share count once.  A request that would take more alone is refused.  After an
+    exception out of `step`, such as an interruption, the rows that ran hold part of a step: begin again with
+    `engine.reset()`.
 
     Raises InputError for settings out of range.
     """
@@ -147,13 +150,18 @@ class Scheduler:
         if not self.waiting or len(self.engine.rows) >= self.max_rows:
             return
         without_room: list[WaitingRow] = []
+        needs = CacheNeeds.of(self.engine)
         for one in sorted(self.waiting, key=lambda one: -one.priority(self.joined)):  # stable: of equal ones the oldest
             full = len(self.engine.rows) + len(joining) >= self.max_rows
             if full or any(other.overtaken >= MOST_OVERTAKEN for other in without_room):
                 break
-            if not self._fits(joining, one.row):
-                without_room.append(one)
-                continue
+            if (more := needs.with_row(one.row)).nbytes > self.cache_bytes:
+                if needs.rows:
+                    without_room.append(one)
+                    continue
+                self.engine.reset()  # alone it fits: beside nothing but the slots of rows that have left
+                more = CacheNeeds.of(self.engine).with_row(one.row)
+            needs = more
             joining.append(one.row)
             self.waiting.remove(one)
             self.joined += 1
@@ -162,28 +170,20 @@ class Scheduler:
         if not joining:
             return
         running = [*self.engine.rows, *joining]
-        cache = self.engine.cache
+        cache, prefixes = self.engine.cache, self.engine.prefixes
+        while prefixes is not None and prefixes.idle_slots:
+            if CacheNeeds.of(self.engine, joining, prefixes.idle_slots).nbytes <= self.cache_bytes:
+                break
+            prefixes.give_up(1)
         cache.longest = max(row.limit for row in running)
         lacking = len(running) - len(cache.lengths)
-        if lacking > 0:  # at once, since each growth copies what the cache holds
+        if lacking > 0:  # at once, since each growth copies what slots have of their own
             cache.free(cache.add(len(cache.free_slots) + lacking))
+        cache.limit_memory(self.cache_bytes - needs.source_bytes)
         empty = [row for row in joining if not row.request.max_new_tokens]
         for row in empty:
             row.reason = "length"
         self.engine.join([row for row in joining if row not in empty])
-
-    def _fits(self, joining: list[LiveRow], new: LiveRow) -> bool:
-        """Whether a waiting row can join beside those that run and `joining`."""
-        engine = self.engine
-        rows = [*engine.rows, *joining, new]
-        length, source = max(row.limit for row in rows), max(row.source_length for row in rows)
-        slots = max(len(rows), len(engine.cache.lengths))
-        if cache_bytes(engine, slots, length, source) <= self.cache_bytes:
-            return True
-        if len(rows) == 1:  # alone it fits: beside nothing but the slots of rows that have left
-            engine.reset()
-            return True
-        return False
 
 
 @dataclass(eq=False)
@@ -200,15 +200,46 @@ class WaitingRow:
         return self.row.request.priority + (joined - self.joined) // AGING
 
 
-def cache_bytes(engine: Engine, slots: int, length: int, source: int) -> int:
-    """Bytes of an engine's cache with so many slots, of rows of `length` ids beside sources of `source` positions."""
-    slot = engine.cache.slot_bytes(max(length, engine.cache.capacity))
-    return slots * (slot + (0 if engine.cross is None else engine.cross.slot_bytes(source)))
+@dataclass(frozen=True)
+class CacheNeeds:
+    """What an engine's caches need when all rows have come to their limits: for so many `rows` and `pages`, the longest
+    row and the longest source."""
+
+    engine: Engine
+    rows: int
+    pages: int
+    longest: int = 0
+    source: int = 0
+
+    @staticmethod
+    def of(engine: Engine, joining: Sequence[LiveRow] = (), idle: Iterable[int] = ()) -> CacheNeeds:
+        """Of the rows that run and those that are `joining`; `idle` slots keep what they hold."""
+        cache = engine.cache
+        lengths = {slot: cache.lengths[slot] for slot in idle} | {row.slot: row.limit for row in engine.rows}
+        source = max((row.source_length for row in engine.rows), default=0)
+        needs = CacheNeeds(engine, len(lengths), cache.pages_for(lengths), max(lengths.values(), default=0), source)
+        return reduce(CacheNeeds.with_row, joining, needs)
+
+    def with_row(self, row: LiveRow) -> CacheNeeds:
+        pages = 0 if self.engine.cache.pages is None else self.engine.cache.pages.count(row.limit)
+        longest, source = max(self.longest, row.limit), max(self.source, row.source_length)
+        return CacheNeeds(self.engine, self.rows + 1, self.pages + pages, longest, source)
+
+    @property
+    def source_bytes(self) -> int:
+        cross, slots = self.engine.cross, max(self.rows, len(self.engine.cache.lengths))
+        return 0 if cross is None else slots * cross.slot_bytes(self.source)
+
+    @property
+    def nbytes(self) -> int:
+        return self.engine.cache.bytes_for(self.rows, self.longest, self.pages) + self.source_bytes
 
 
 def check_fits(engine: Engine, row: LiveRow, limit: int, slots: int = 1) -> int:
     """Bytes of the cache of one row in so many slots.  Raises InputError, with the bytes, for more than `limit`."""
-    nbytes = cache_bytes(engine, slots, row.limit, row.source_length)
+    cache, cross = engine.cache, engine.cross
+    slot = cache.slot_bytes(row.limit if cache.pages is not None else max(row.limit, cache.capacity))
+    nbytes = slots * (slot + (0 if cross is None else cross.slot_bytes(row.source_length)))
     if nbytes > limit:
         raise InputError(
             f"prompt {row.request.number}: the cache of its {row.limit:,} positions would take {nbytes:,} bytes, and "

@@ -17,6 +17,7 @@ from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.attention.mask_lowering import implies_causal
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
+from triptych.native.step import PAGE_POSITIONS
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.program.module_changes import ModuleGuard
@@ -96,7 +97,10 @@ class StepRunner:
         assert module.spec.decoder is not None
         self.module, self.vocab = module, module.spec.vocab
         self.guard = guard or ModuleGuard()
-        self.cache: Cache = module.decoder.cache(cache_type=cache_type)
+        if executor == "auto" and module.device.type == "cuda":
+            executor = "static"
+        fixed = executor in ("static", "compiled")  # shapes and addresses of a step
+        self.cache: Cache = module.decoder.cache(cache_type=cache_type, page=None if fixed else PAGE_POSITIONS)
         self.made_for = self._needs()
         self.cross: CrossCache | None = None
         if module.encoder is not None:
@@ -105,8 +109,6 @@ class StepRunner:
         self.sources: NativeEncoder | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"
         self.prompts_use_bf16 = prompts_in_bf16(module, matmul) and executor == "auto"
-        if executor == "auto" and module.device.type == "cuda":
-            executor = "static"
         if executor == "auto":
             self.executor = NativeStep(
                 module, self.cache, self.cross, matrix_of=kernel_matrix, bf16=self.prompts_use_bf16, guard=self.guard

@@ -77,14 +77,22 @@ struct instruction {
     union { OPERANDS(AS_STRUCT) };
 };
 
-/* Keys and values of a layer, [slots][groups][capacity][bytes of a vector].  In a ring, position p stands at place
-   p % window. */
-struct store {
-    void *keys;
-    void *values;
-    int64_t slots, capacity;
-    int32_t groups, width, value_width, type;
+/* Memory for keys and values of a layer, [strips][groups][places][bytes of a vector]. */
+struct chunk {
+    char *keys, *values;
+    int64_t places;
 };
+
+/* Keys and values of a layer.  Where it has no pages (`page` is 0), its chunk has a strip for each slot; in a ring,
+   position p stands at place p % window.  Otherwise a chunk has one strip of pages of `page` places each, and the
+   table of pages says where the positions of a slot stand. */
+struct store {
+    const struct chunk *chunks;
+    int32_t page, type; /* enum stored_type */
+};
+
+/* A page in a table: which chunk it is in, and which of its pages it is. */
+#define PAGES_OF_CHUNK 65536
 
 struct plan {
     int32_t count;
@@ -101,6 +109,8 @@ struct batch {
     const int32_t *ids, *position, *slot, *start; /* of each token */
     const int32_t *end, *reach, *source;          /* lengths of its row: after this call, after the step, of its source */
     const int32_t *source_slot;                   /* where its source lies in the stores of sources */
+    const int32_t *pages;                         /* the table of pages, [slots][most_pages] */
+    int64_t most_pages;
     const int32_t *chosen;                        /* tokens, for ROWS_CHOSEN */
     float *arena;
     float *output;
@@ -156,6 +166,32 @@ static inline void share(const struct worker *me, int64_t units, int64_t *first,
 /* For every one of `units` that is in this part. */
 #define FOR_SHARE(unit, units) \
     for (int64_t unit = cut(me, units, me->thread), end = cut(me, units, me->thread + 1); unit < end; unit++)
+
+/* Where a position of a slot stands in a store, and how many of the positions from it on stand in the next places. */
+struct spot {
+    const struct chunk *chunk;
+    int64_t strip, place;
+    int32_t run;
+};
+
+static inline struct spot spot_of(const struct batch *batch, const struct store *store, int64_t slot, int32_t window,
+                                  int32_t position)
+{
+    if (store->page) {
+        int32_t in_page = position % store->page;
+        uint32_t page = (uint32_t)batch->pages[slot * batch->most_pages + position / store->page];
+        int64_t place = (int64_t)(page % PAGES_OF_CHUNK) * store->page + in_page;
+        return (struct spot){store->chunks + page / PAGES_OF_CHUNK, 0, place, store->page - in_page};
+    }
+    int32_t place = window ? position % window : position;
+    return (struct spot){store->chunks, slot, place, window ? window - place : INT32_MAX};
+}
+
+/* The bytes before the vector of a group there, of vectors of so many bytes. */
+static inline int64_t bytes_before(const struct spot *spot, int32_t groups, int32_t group, int64_t bytes)
+{
+    return ((spot->strip * groups + group) * spot->chunk->places + spot->place) * bytes;
+}
 
 /* Bytes that a vector of `width` numbers takes in a store of this type. */
 int64_t stored_bytes(int32_t type, int32_t width);

@@ -27,6 +27,8 @@ PAIR = 32  # vectors rounded to bf16 are padded to a multiple of so many numbers
 # where products are in bf16, tokens of a step up to which threads share a row, counters of what is done.
 TILE_KEYS, QUERIES, QUERIES_BF16, RANGE = 64, 64, 192, 256
 SCORES, WIDEST_BF16, FEW_TOKENS, COUNTERS = 272, 256, 16, 2048
+PAGE_POSITIONS = TILE_KEYS  # of a page of a cache: those whose keys a thread has at hand are one piece of memory
+PAGES_OF_CHUNK = 65536  # a page in a table is the number of its chunk, times this, and its place in the chunk
 STATISTICS_PANEL = 64  # keys that stand side by side
 STATISTICS_TOP = 32  # keys of one query that attention statistics may ask for
 
@@ -117,9 +119,12 @@ INSTRUCTION = np.dtype({
 
 #: `struct store`.
 STORE = np.dtype(
-    _fields((np.uintp, "keys values"), (np.int64, "slots capacity"), (np.int32, "groups width value_width type")),
+    _fields((np.uintp, "chunks"), (np.int32, "page type")),
     align=True,
 )
+
+#: `struct chunk`.
+CHUNK = np.dtype(_fields((np.uintp, "keys values"), (np.int64, "places")), align=True)
 
 
 #: `struct draw` of sample.h.
@@ -168,7 +173,9 @@ class Call(Structure):
 
     _fields_ = _fields(
         (c_int32, "tokens chosen_count threads scratch_floats"),
-        (c_void_p, "ids position slot start end reach source source_slot chosen arena output scratch partial reads"),
+        (c_void_p, "ids position slot start end reach source source_slot pages"),
+        (c_int64, "most_pages"),
+        (c_void_p, "chosen arena output scratch partial reads"),
     )
 
 
@@ -177,8 +184,10 @@ def constants() -> dict[str, int]:
     enums = {"LEVEL": Level, "LAYOUT": MatrixLayout, "OP": Op, "INDEX": Index, "PAIRING": Pairing, "ROWS": Over,
              "BARRIER": Barrier, "ATTEND": KeySource, "STORED": StoredType, "FUNCTION": Function}  # fmt: skip
     numbers = ("BAND", "GROUP", "SUPERGROUP", "PAIR", "RANGE", "TILE_KEYS", "QUERIES", "QUERIES_BF16", "SCORES",
-               "WIDEST_BF16", "FEW_TOKENS", "COUNTERS", "STATISTICS_TOP", "STATISTICS_PANEL", "OUTPUT")  # fmt: skip
-    sizes = {"instruction": INSTRUCTION.itemsize, "store": STORE.itemsize, "draw": DRAW.itemsize}
+               "WIDEST_BF16", "FEW_TOKENS", "COUNTERS", "PAGES_OF_CHUNK", "STATISTICS_TOP", "STATISTICS_PANEL",
+               "OUTPUT")  # fmt: skip
+    records = {"instruction": INSTRUCTION, "chunk": CHUNK, "store": STORE, "draw": DRAW}
+    sizes = {name: record.itemsize for name, record in records.items()}
     structures = {"plan": PlanStruct, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile}
     sizes |= {name: ctypes.sizeof(structure) for name, structure in structures.items()}
     return {

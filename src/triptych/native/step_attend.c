@@ -54,16 +54,17 @@ void fill_tile(struct tile *tile, struct worker *me, const struct instruction *i
     int32_t width = values ? it->attend.value_width : it->width, start = batch->start[token];
     int32_t held = it->attend.kind == ATTEND_CROSS ? INT32_MAX : batch->position[start];
     const float *new = it->attend.kind == ATTEND_CROSS ? NULL : buffer(me, values ? it->attend.values : it->attend.keys);
-    const char *kept = values ? store->values : store->keys;
     int32_t from = begin + (tile->place > lowest ? tile->place : lowest), p = from;
     int32_t to = begin + (tile->place + TILE_KEYS < highest ? tile->place + TILE_KEYS : highest);
     int64_t slot = it->attend.kind == ATTEND_CROSS ? batch->source_slot[token] : batch->slot[token];
-    int64_t plane = held ? (slot * it->attend.groups + group) * store->capacity : 0, bytes = stored_bytes(store->type, width);
+    int64_t bytes = held ? stored_bytes(store->type, width) : 0;
     begin += tile->place;
     while (p < to && p < held) { /* a run of places that follow one another */
-        int32_t end = to < held ? to : held, place = it->attend.window ? p % it->attend.window : p;
-        if (it->attend.window && end - p > it->attend.window - place) end = p + it->attend.window - place;
-        const char *run = kept + (plane + place) * bytes;
+        struct spot spot = spot_of(batch, store, slot, it->attend.window, p);
+        int32_t end = to < held ? to : held;
+        if (end - p > spot.run) end = p + spot.run;
+        const char *run = values ? spot.chunk->values : spot.chunk->keys;
+        run += bytes_before(&spot, it->attend.groups, group, bytes);
         if (store->type != STORED_F32) {
             kernels_in_use->read(store->type, wide, run, end - p, width);
             run = (const char *)wide;

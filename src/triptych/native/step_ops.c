@@ -250,13 +250,13 @@ void step_extend(struct worker *me, const struct instruction *it)
     FOR_SHARE(n, batch->tokens) {
         int32_t position = batch->position[n];
         if (it->attend.window && position < batch->end[n] - it->attend.window) continue;
-        int32_t place = it->attend.window ? position % it->attend.window : position;
+        struct spot spot = spot_of(batch, store, batch->slot[n], it->attend.window, position);
         for (int32_t group = 0; group < it->attend.groups; group++) {
-            int64_t at = ((int64_t)batch->slot[n] * it->attend.groups + group) * store->capacity + place;
             const float *key = keys + (n * it->attend.groups + group) * it->width;
             const float *value = values + (n * it->attend.groups + group) * it->attend.value_width;
-            kernels_in_use->keep(store->type, (char *)store->keys + at * key_bytes, key, it->width);
-            kernels_in_use->keep(store->type, (char *)store->values + at * value_bytes, value, it->attend.value_width);
+            kernels_in_use->keep(store->type, spot.chunk->keys + bytes_before(&spot, it->attend.groups, group, key_bytes), key, it->width);
+            kernels_in_use->keep(store->type, spot.chunk->values + bytes_before(&spot, it->attend.groups, group, value_bytes),
+                                 value, it->attend.value_width);
         }
     }
 }

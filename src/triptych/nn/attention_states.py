@@ -76,7 +76,7 @@ def _moving(state: KindState) -> tuple[SelfState, FullStep, CacheKeys] | None:
     """What the next token of each row changes, where that is nothing but the ends of the rows: every token is kept in
     neighbouring places, no mask will hide one of them, nothing is added to the scores, and the kernel takes any number
     of keys.  None elsewhere."""
-    if not isinstance(state, SelfState) or not isinstance(state.step, FullStep) or state.step.run is None:
+    if not isinstance(state, SelfState) or not isinstance(state.step, FullStep) or state.step.at is None:
         return None
     plan = state.plan
     if not isinstance(plan, RowPlan) or len(plan.pieces) != 1:

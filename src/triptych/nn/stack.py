@@ -22,6 +22,7 @@ from triptych.attention import (
     Rows,
 )
 from triptych.attention.mask_lowering import window_of
+from triptych.native.step import PAGE_POSITIONS
 from triptych.spec import parts
 from .attention import Attention, KindState
 from .attention_states import Context, Kind, cross_state, shared_states, sharing_key
@@ -139,10 +140,13 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
             if block.cross is not None:
                 self.cross_groups.setdefault(sharing_key(block.cross.spec, layer), []).append(layer)
 
-    def cache(self, slots: int = 0, cache_type: CacheType = "auto") -> Cache:
+    def cache(self, slots: int = 0, cache_type: CacheType = "auto", *, page: int | None = PAGE_POSITIONS) -> Cache:
         """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees, sums
-        for causal linear attention.  Its numbers are of type `cache_type`.  Raises InputError for an unknown one."""
-        return Cache(self.cached_layers(), slots, dtype=self.dtype, cache_type=cache_type, device=self.device)
+        for causal linear attention, else pages of `page` tokens, or with None a strip for each slot.  Its numbers are
+        of type `cache_type`.  Raises InputError for an unknown one."""
+        return Cache(
+            self.cached_layers(), slots, page=page, dtype=self.dtype, cache_type=cache_type, device=self.device
+        )
 
     def cached_layers(self) -> list[CachedLayer]:
         """What a cache stores of each layer, as specs are now."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
-from triptych.attention.caches import Project
+from triptych.attention.cross_cache import Project
 from triptych.attention.mask_lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
 from triptych.attention.rows import KeysAndValues

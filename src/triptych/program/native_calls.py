@@ -4,6 +4,7 @@ number of each row (`largest_of`)."""
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int32
 from functools import cache
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from triptych.attention.layer_cache import Store
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
-from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanStruct, Records
+from triptych.native.step import CHUNK, COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanStruct, Records
 from .native_plan import NativePlan, check_plan, stored_type
 from .native_reads import StepReads
 from .native_tables import Binding
@@ -52,6 +53,7 @@ class Calls:
         self.partial = zeros(COUNTERS)
         self.call = Call()
         self.call.partial = self.partial.data_ptr()
+        self.pages: npt.NDArray[np.int32] | None = None
 
     def check(self) -> None:
         """Raises NotServed where nothing runs natively now."""
@@ -71,11 +73,11 @@ class Calls:
 
     def run(
         self, size: NativePlan, plan: PlanStruct, labels: TokenLabels, chosen: Sequence[int], out: Tensor,
-        reads: StepReads | None,
+        reads: StepReads | None, pages: npt.NDArray[np.int32],
     ) -> None:  # fmt: skip
         """One call of a plan of this size: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`,
-        which receives the result.  The values of sites that the plan keeps go to `reads`.  The caller has checked every
-        size."""
+        which receives the result.  The values of sites that the plan keeps go to `reads`; `pages` is the table of pages
+        (`Pages.numbers`).  The caller has checked every size."""
         assert self.function is not None
         tokens, call = len(labels[0]), self.call
         threads = usable_threads(torch.get_num_threads())
@@ -95,6 +97,8 @@ class Calls:
             if self.partial.numel() < COUNTERS + ranges * tokens * size.partial:
                 self.partial = zeros(COUNTERS + 2 * ranges * tokens * size.partial)
                 call.partial = self.partial.data_ptr()
+        if pages is not self.pages:
+            self.pages, call.pages, call.most_pages = pages, pages.ctypes.data, pages.shape[1]
         call.tokens, call.chosen_count, call.threads, call.scratch_floats = tokens, len(chosen), threads, scratch
         call.output = out.data_ptr()
         call.reads = None
@@ -129,25 +133,42 @@ def plan_struct(binding: Binding, stores: Records) -> PlanStruct:
     return plan
 
 
-def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> Records:
-    """`struct store` of each, which has at least so many slots, and places where it is no ring.
+class StoreRecords:
+    """`struct store` of some stores, and their chunks, which must live as long as they are used.  Stores without pages
+    have strips for at least so many slots, and places where they are no rings.
 
     Raises InputError for tensors that do not have the shape of their store, before anything of them is read; NotServed
     as `stored_type`.
     """
-    records = np.zeros(len(stores), STORE)
-    for i, (record, store) in enumerate(zip(records, stores, strict=True)):
-        layer, form, (held, _, places, _) = store.layer, store.form, store.k.shape
-        least = capacity if store.window is None else store.window
-        for x, width in ((store.k, layer.width), (store.v, layer.value_width)):
-            shape = max(held, slots), layer.groups, max(places, least), form.length(width)
-            if tuple(x.shape) != shape or x.dtype != form.dtype or not x.is_contiguous():
-                what, wanted = f"{x.dtype} {list(x.shape)}", f"{form.dtype} {list(shape)}"
-                raise InputError(f"the cache of layer {i} holds {what}, not {wanted}; begin with an empty cache")
-        record["keys"], record["values"] = store.k.data_ptr(), store.v.data_ptr()
-        record["type"], record["slots"], record["groups"] = stored_type(form.dtype), held, layer.groups
-        record["capacity"], record["width"], record["value_width"] = places, layer.width, layer.value_width
-    return records
+
+    def __init__(self, stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> None:
+        self.stores = np.zeros(len(stores), STORE)
+        self.tensors = [x for store in stores for chunk in store.chunks for x in chunk]
+        self.chunks = np.zeros(len(self.tensors) // 2, CHUNK)
+        at = 0
+        for i, (record, store) in enumerate(zip(self.stores, stores, strict=True)):
+            record["chunks"] = self.chunks[at:].ctypes.data
+            record["page"], record["type"] = store.page or 0, stored_type(store.form.dtype)
+            for k, v in store.chunks:
+                _check_chunk(i, store, k, v, slots, capacity)
+                self.chunks[at] = k.data_ptr(), v.data_ptr(), k.shape[2]
+                at += 1
+
+    def follow(self, stores: Sequence[Store]) -> bool:
+        """Whether these are the stores, with the memory that they have now."""
+        tensors = [x for store in stores for chunk in store.chunks for x in chunk]
+        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+
+
+def _check_chunk(number: int, store: Store, k: Tensor, v: Tensor, slots: int, capacity: int) -> None:
+    form, (held, _, places, _) = store.form, k.shape
+    strips = max(held, slots) if store.page is None else 1
+    least = 0 if store.page is not None else capacity if store.window is None else store.window
+    for x, width in zip((k, v), store.widths, strict=True):
+        shape = strips, store.layer.groups, max(places, least), form.length(width)
+        if tuple(x.shape) != shape or x.dtype != form.dtype or not x.is_contiguous():
+            what, wanted = f"{x.dtype} {list(x.shape)}", f"{form.dtype} {list(shape)}"
+            raise InputError(f"the cache of layer {number} holds {what}, not {wanted}; begin with an empty cache")
 
 
 def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) -> Integers:

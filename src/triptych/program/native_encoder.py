@@ -14,7 +14,7 @@ from triptych.native import library, usable_threads, why_not
 from triptych.native.step import MATRIX, STORE, Call, Integers, PlanStruct, Records
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
-from .native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
+from .native_calls import LABELS, Calls, StoreRecords, labels_of, piece_of, zeros
 from .native_plan import check_plan, encoding_plan_of
 from .native_tables import LAYOUT_F32, Binding, MatrixOf, bound
 from .not_served import NotServed, check_rows
@@ -102,7 +102,8 @@ class NativeEncoder:
         stores = np.zeros(1, STORE)  # where there are none, instructions name the first one and read nothing of it
         if cross is not None:
             rows = cross.assign_places(rows)
-            stores = store_records(cross.stores)
+            kept = StoreRecords(cross.stores)
+            stores = kept.stores
         out = torch.empty(len(ids), binding.plan.outputs, dtype=torch.float32, device="cpu")
         self._call(binding, stores, ids, rows, token_rows, out)
         return out

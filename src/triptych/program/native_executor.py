@@ -7,8 +7,6 @@ a token gets depends on its role alone, so its bits do not depend on what else r
 """
 
 from collections.abc import Sequence
-from itertools import chain
-from operator import attrgetter, is_
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +19,7 @@ from triptych.native import library
 from triptych.native.step import Integers, PlanStruct
 from triptych.nn import Transformer
 from .module_changes import ModuleGuard
-from .native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records, zeros
+from .native_calls import Calls, StoreRecords, labels_of, part_of, piece_of, plan_struct, zeros
 from .native_encoder import Matmul, multiplies_in_bf16
 from .native_plan import plan_of
 from .native_reads import StepReads
@@ -33,7 +31,7 @@ TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # weights are about as fast as those of torch's matrix library (with wide matrices and 256 vectors a fifth slower), and
 # the rest of a step is faster.  bf16 weights are multiplied in fp32 here, by torch at twice that rate or more.
 MOST_DENSE, MOST_DENSE_FP32 = 32, 256
-_keys_and_values = attrgetter("k", "v")
+NO_PAGES = np.zeros((0, 1), np.int32)
 
 
 def prompts_in_bf16(module: Transformer, matmul: Matmul) -> bool:
@@ -77,8 +75,8 @@ class NativeStep:
         self.reads: tuple[str, ...] = ()  # of the last call
         self.binding: Binding | None = None  # of the last call
         self.plans: dict[Binding, PlanStruct] = {}
-        self.store_tensors: list[Tensor] = []
-        self.store_sizes = 0, 0  # places and slots of the stores then
+        self.stores: list[StoreRecords] = []  # of the cache, and of sources
+        self.store_sizes = 0, 0, 0  # slots, places and chunks of pages then
         self.reused_logits = zeros(0)  # logits that were not to be kept
 
     def logits(
@@ -115,7 +113,7 @@ class NativeStep:
             self._run_by_role(bindings, labels_of(ids, rows, sources), of_prompts, np.asarray(chosen), out, reads)
         elif rows.longest == 1 and len(ids) <= TOKENS:
             labels = ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *sources  # as `piece_of`
-            self.calls.run(bindings[0].plan, self.plans[bindings[0]], labels, chosen, out, reads)
+            self.calls.run(bindings[0].plan, self.plans[bindings[0]], labels, chosen, out, reads, self._pages)
         else:
             self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
         step.finish()
@@ -184,23 +182,22 @@ class NativeStep:
             last = min(first + TOKENS, count)
             own = chosen if count <= TOKENS else [token - first for token in chosen[done:] if token < last]
             piece, part = piece_of(labels, first, last), out[done : done + len(own)]
-            self.calls.run(binding.plan, self.plans[binding], piece, own, part, reads)
+            self.calls.run(binding.plan, self.plans[binding], piece, own, part, reads, self._pages)
             done += len(own)
 
     def _follow_stores(self, bindings: Sequence[Binding]) -> None:
         """Structures of the plans, made anew where the weights or the stores moved.  Between two looks at the module
         only this thread's own code ran, and stores move when there are more slots or places."""
-        sizes = self.cache.capacity, len(self.cache.lengths)
-        if not self._looked and self.cross is None and sizes == self.store_sizes and bindings[0] in self.plans:
+        cache, cross = self.cache, self.cross
+        self._pages = NO_PAGES if cache.pages is None else cache.pages.numbers
+        sizes = len(cache.lengths), cache.capacity, 0 if cache.pages is None else len(cache.pages.chunks)
+        if not self._looked and cross is None and sizes == self.store_sizes and bindings[0] in self.plans:
             return
         self.store_sizes = sizes
-        stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
-        flat = [*chain.from_iterable(map(_keys_and_values, stores))]
-        if len(flat) != len(self.store_tensors) or not all(map(is_, flat, self.store_tensors)):
-            records = [store_records(self.cache.stores, len(self.cache.lengths), self.cache.capacity)]
-            if self.cross is not None:
-                records.append(store_records(self.cross.stores))
-            self.stores, self.store_tensors = np.concatenate(records), flat
-            self.plans = {}
+        stores = [cache.stores] if cross is None else [cache.stores, cross.stores]
+        if len(self.stores) != len(stores) or not all(map(StoreRecords.follow, self.stores, stores)):
+            self.stores, self.plans = [], {}
+            self.stores = [StoreRecords(cache.stores, *sizes[:2]), *map(StoreRecords, stores[1:])]
+            self.records = np.concatenate([one.stores for one in self.stores])
         if not self.plans.keys() >= set(bindings):
-            self.plans = {one: self.plans.get(one) or plan_struct(one, self.stores) for one in bindings}
+            self.plans = {one: self.plans.get(one) or plan_struct(one, self.records) for one in bindings}

@@ -52,6 +52,7 @@ def best_of(logits: Tensor) -> Tensor:
 class StaticStep:
     """The executor of fixed shapes over one cache.  One thread uses it at a time.
 
+    cache         one without pages, whose slots stay at their addresses.
     compiler      what makes a function of a step faster, such as `compiled`; None runs it as it is.
     why_modules   why the last call gave None; None after a call that ran.
     guard         says in which steps the module is looked at; in all, without one.
@@ -62,6 +63,8 @@ class StaticStep:
         self, module: Transformer, cache: Cache, cross: CrossCache | None = None, *,
         compiler: Callable[[Run], Run] | None = None, guard: ModuleGuard | None = None,
     ) -> None:  # fmt: skip
+        if cache.pages is not None:
+            raise InputError("a step of fixed shapes needs a cache without pages: decoder.cache(page=None)")
         self.module, self.cache, self.cross, self.compiler = module, cache, cross, compiler
         self.why_modules: str | None = None
         self.guard = guard

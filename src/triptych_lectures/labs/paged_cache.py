@@ -1,8 +1,8 @@
 """What do pages of a cache save, and what does reuse of a prompt?  (Lecture L4 12.9; Kwon et al. 2023)
 
-Requests with one beginning run on the engine, whose cache has a slot for each row and copies what rows share.  After
-each step a table of pages is laid over the same numbers: rows point to pages, share those of their common beginning,
-and copy a shared page before they write to it.  Read through the table, the keys must be those of the engine.
+Requests with one beginning run on the engine.  After each step a table of small pages is laid over the keys that its
+cache has: rows point to pages, share those of their common beginning, and copy a shared page before they write to it.
+Read through the table, the keys must be those of the engine, whose own pages are larger.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PagedCacheLab(Lab):
                 _follow(engine, row, rows, pages, done)
             held = sum(done.values())
             shared = sum(row.reused for row in rows)
-            slots = len(engine.cache.lengths) * engine.cache.capacity
+            slots = len(rows) * max(row.limit for row in rows)
             history.append((held, held - shared, slots, pages.used * self.page))
         wrong = sum(int((pages.read(row, done[row]) != _keys(engine, row, 0)).any((1, 2, 3)).sum()) for row in rows)
         computed = sum(len(row.request.prompt) - row.reused for row in rows)
@@ -185,8 +185,8 @@ def model(seed: int) -> Transformer:
 
 def _keys(engine: Engine, row: LiveRow, first: int) -> Tensor:
     """[tokens, layers, G, K]: what the engine's cache has of a row from `first` on."""
-    stores = engine.cache.stores
-    return torch.stack([store.k[row.slot, :, first : row.cached] for store in stores]).permute(2, 0, 1, 3).clone()
+    keys = [engine.cache.kept(layer, row.slot)[0][:, first:] for layer in range(len(engine.cache.stores))]
+    return torch.stack(keys).permute(2, 0, 1, 3)
 
 
 def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, done: dict[LiveRow, int]) -> None:
