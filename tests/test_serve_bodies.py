@@ -104,7 +104,7 @@ BAD: list[tuple[tuple[str, Any], str]] = [
     (talk(USER, tool_choice={"type": "any"}), "there are no tools"),
     (talk(USER, system=3), "system must be of type"),
     (talk(USER, system=[{"type": "text", "text": 3}]), "system[0].text must be of type"),
-    (talk(USER, stop_sequences=[""]), "stop has an empty string"),
+    (talk(USER, stop_sequences=[""]), "stop_sequences has an empty string"),
     (talk(USER, temperature=2), "temperature must be at most 1"),
     (talk(USER, mcp_servers=[]), "mcp_servers is not supported"),
 ]
