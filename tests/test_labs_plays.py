@@ -2,13 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from lab_results import failed
-from triptych.errors import FetchError
+from triptych.errors import FetchError, InputError
 from triptych.text.align import words
+from triptych.train.data import EpochRows
+from triptych.train.labelled import LabelledExample
+from triptych.train.objectives import Example
 from triptych_lectures import labs
 from triptych_lectures.data import play_names, play_questions, play_scenes
 from triptych_lectures.data.play_names import NamedWords
@@ -16,6 +21,7 @@ from triptych_lectures.data.play_questions import ASKED, HIDDEN, Passages, PlayQ
 from triptych_lectures.data.play_scenes import PlayScene, PlaySpeech
 from triptych_lectures.labs import names, questions
 from triptych_lectures.labs.lab import Setup
+from triptych_lectures.labs.play_encoders import trained
 
 
 def speech(speaker: str, text: str) -> PlaySpeech:
@@ -80,6 +86,47 @@ def test_of_a_line_only_speakers_are_exchanged() -> None:
     (other,) = play_questions.with_other_words([capitals], np.random.default_rng(1), 1.0)
     assert (other.question, other.context.lower().split()[1:3]) == (capitals.question, ["the", "fire"])
     assert {*other.answers} <= {"ANN", "BOB"}
+
+
+@pytest.mark.parametrize("answer", ["words", "who"])
+def test_a_quotation_is_answered_by_its_words_or_their_speaker(answer: Literal["words", "who"]) -> None:
+    scene = PlayScene(
+        "a_play", "", tuple(speech(who, f"{who.lower()} speaks of rain") for who in ("ANN", "BOB", "CAT"))
+    )
+    easy = play_questions.quotations({"a_play": [scene]}, 30, np.random.default_rng(2), answer)
+    others = play_questions.with_other_words(easy, np.random.default_rng(0), 1.0)
+    for one in [*easy, *others]:
+        quoted = one.question.removeprefix(ASKED["who"]).removeprefix(play_questions.WORDS).strip()
+        assert one.context[one.start :].startswith(one.answer)
+        assert one.context.count(quoted) == 1
+        asked = quoted if answer == "words" else one.context[: one.context.index(quoted)].split()[-1].rstrip(".")
+        assert one.answer == asked
+    assert [one.question for one in easy] == [one.question for one in others]
+    assert [one.context for one in easy] != [one.context for one in others]
+    assert {play_questions._part(one) for one in easy} == ({1, 3} if answer == "words" else {0, 2})
+
+
+def test_easy_records_are_read_first_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[int]] = []
+    whole = EpochRows.draw
+
+    def draw(self: EpochRows, seed: int, step: int, rows: int) -> list[Example]:
+        examples = whole(self, seed, step, rows)
+        drawn.append([one.number for one in examples if isinstance(one, LabelledExample)])
+        return examples
+
+    monkeypatch.setattr(EpochRows, "draw", draw)
+    records = [one.record for one in play_questions.quotations({"a_play": SCENES}, 12, np.random.default_rng(0), "who")]
+    sizes = {"width": 8, "layers": 1, "heads": 1, "tokens": 300, "steps": 5, "rows": 2}
+    trained(records, records[:2], "spans", sizes, 0, 64, easy=6)
+    assert len(drawn) == 5
+    assert sorted(chain(*drawn[:3])) == list(range(6))
+    assert min(chain(*drawn[3:])) >= 6
+
+
+def test_words_are_asked_for_in_some_of_the_steps() -> None:
+    with pytest.raises(InputError, match="size easy: 400 must be less than steps, 400"):
+        labs.run("questions", Setup(sizes={"kinds": "who", "easy": 400}))
 
 
 def test_an_exchanged_answer_stands_where_it_says() -> None:

@@ -1,7 +1,8 @@
 """Questions whose answers are spans of passages of the plays: who says a line, and where a scene is.
 
 A passage has some speeches in a row by at least three persons.  The line asked for is quoted in the First Folio's
-spelling, of a passage in modern spelling, and its words that both spell alike are hidden.
+spelling, of a passage in modern spelling, and its words that both spell alike are hidden; both are in small letters but
+for the speakers.
 """
 
 import re
@@ -20,6 +21,7 @@ from .play_scenes import PlayScene, PlaySpeech
 
 Kind = Literal["who", "where"]
 ASKED: dict[Kind, str] = {"who": "who says:", "where": "where is the scene ?"}
+WORDS = "which words:"
 HIDDEN = "_"
 SHOWN = 2  # words of a line that are not hidden, at least
 FIRST = 4  # words of a line by which it is looked up
@@ -68,7 +70,7 @@ def questions(
     hide: float = 1.0,
 ) -> list[PlayQuestion]:
     """So many new questions, of each kind as many, each from a passage drawn at random; of a line, a word that both
-    editions spell alike is hidden with the probability `hide`."""
+    editions spell alike is hidden with a probability that is drawn for each question, `hide` or more."""
     sources: dict[Kind, list[tuple[list[PlayScene], int]]] = {
         kind: [(scenes, i) for scenes in plays.values() for i in range(kind == "where", len(scenes))] for kind in kinds
     }
@@ -78,6 +80,25 @@ def questions(
         scenes, i = sources[kind][int(noise.integers(len(sources[kind])))]
         one = _who(scenes[i], noise, sizes, hide) if kind == "who" else _where(scenes[i - 1], scenes[i], noise, sizes)
         drawn += [one] if one is not None else []
+    return drawn
+
+
+def quotations(
+    plays: dict[str, list[PlayScene]], count: int, noise: np.random.Generator, asked: Literal["words", "who"]
+) -> list[PlayQuestion]:
+    """So many easy questions of two speeches, of which the first words are shown: where the words of one stand, quoted
+    as they are, or who says them.  Speakers and words are parts of their own."""
+    scenes = [scene for of in plays.values() for scene in of]
+    drawn: list[PlayQuestion] = []
+    while len(drawn) < count:
+        scene, chosen = scenes[int(noise.integers(len(scenes)))], int(noise.integers(2))
+        said = {one.speaker: " ".join(one.words[:FIRST]).lower() for one in _drawn(scene, 2, noise)}
+        if len(said) == 2:
+            parts = [part for who, text in said.items() for part in (f"{who}.", text)]
+            answers = [answer for pair in said.items() for answer in pair]
+            question = f"{ASKED['who'] if asked == 'who' else WORDS} {parts[2 * chosen + 1]}"
+            part = 2 * chosen + (asked == "words")
+            drawn.append(_question("who", question, parts, answers, part, scene.play))
     return drawn
 
 
@@ -93,14 +114,14 @@ def _who(scene: PlayScene, noise: np.random.Generator, sizes: Passages, hide: fl
         return None
     at, folio = lines[int(noise.integers(len(lines)))]
     quoted = folio.split()[: int(noise.integers(sizes.quoted[0], sizes.quoted[1] + 1))]
-    spoken = set(words(" ".join(speeches[chosen].words)))
+    spoken, hide = set(words(" ".join(speeches[chosen].words))), noise.uniform(hide, 1.0)
     hidden = [spoken.issuperset(words(word)) and noise.random() < hide for word in quoted]
     if hidden.count(False) < SHOWN:
         return None
-    question = [ASKED["who"], *(HIDDEN if alike else word for word, alike in zip(quoted, hidden, strict=True))]
+    question = [ASKED["who"], *(HIDDEN if alike else word.lower() for word, alike in zip(quoted, hidden, strict=True))]
     before = max(0, at - int(noise.integers(sizes.words - sizes.quoted[1] + 1)))  # words of the speech before the line
     begins = [before if i == chosen else 0 for i in range(len(speeches))]
-    parts = [_shown(one, begin, sizes) for one, begin in zip(speeches, begins, strict=True)]
+    parts = [_shown(one, begin, sizes, str.lower) for one, begin in zip(speeches, begins, strict=True)]
     return _question("who", " ".join(question), parts, [one.speaker for one in speeches], chosen, scene.play)
 
 
@@ -133,9 +154,9 @@ def _drawn(scene: PlayScene, count: int, noise: np.random.Generator) -> tuple[Pl
     return scene.speeches[begin : begin + count]
 
 
-def _shown(speech: PlaySpeech, begin: int, sizes: Passages) -> str:
-    """The speaker, and the words of the speech from `begin` on."""
-    return f"{speech.speaker}. {' '.join(speech.words[begin : begin + sizes.words])}"
+def _shown(speech: PlaySpeech, begin: int, sizes: Passages, spelled: Callable[[str], str] = str) -> str:
+    """The speaker, and the words of the speech from `begin` on, `spelled` so."""
+    return f"{speech.speaker}. {spelled(' '.join(speech.words[begin : begin + sizes.words]))}"
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from .small_models import Points
 
 ENCODER, SEARCH, LETTERS = "the encoder", "search by words", "search by letters"
 CONTROL = "control: answers of other questions"
-EASIER = 0.5  # share hidden in training of the words of a line that both editions spell alike
+EASY: tuple[Literal["words", "who"], ...] = ("words", "who")  # what is asked of quotations, in this order
+EASIER = 0.0  # least share hidden in training of the words of a line that both editions spell alike
 MARGIN = 0.1  # by which the encoder must be ahead: more than three standard errors of a share of 0.5 of 300
 
 
@@ -34,8 +36,12 @@ class QuestionsLab(Lab):
 
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8)
     layers: int = size(2, "its blocks", full=3)
-    tokens: int = size(1000, "tokens of its vocabulary", full=2000)
+    heads: int = size(4, "heads of a block", full=1)
+    tokens: int = size(1000, "tokens of its vocabulary", full=500)
     steps: int = size(400, "training steps", full=3000)
+    easy: int = size(
+        100, "the first of these steps, for words quoted as they stand, where a line is asked for", full=600
+    )
     rows: int = size(10, "questions of a training step", full=32)
     kinds: str = size("where", "kinds of questions: who, where, or both with a comma between", full="who,where")
     trained: int = size(4000, "questions to train on", full=40_000)
@@ -47,22 +53,30 @@ class QuestionsLab(Lab):
     def __post_init__(self) -> None:
         if not set(self.kinds.split(",")) <= set(ASKED):
             raise InputError(f"size kinds: {self.kinds!r} must be who, where or who,where")
+        if self._easy and self.easy >= self.steps:
+            raise InputError(f"size easy: {self.easy} must be less than steps, {self.steps}")
 
     @property
     def _kinds(self) -> list[Kind]:
         return [kind for kind in ASKED if kind in self.kinds.split(",")]
 
+    @property
+    def _easy(self) -> int:
+        """The number of questions of the first steps, which ask where words stand."""
+        return self.easy * self.rows if "who" in self._kinds else 0
+
     def run(self, setup: Setup) -> LabResult:
         setup.progress("reading the plays")
-        noise, sizes = np.random.default_rng(setup.seed), Passages(self.speeches, self.words)
+        plays, noise, sizes = split(), np.random.default_rng(setup.seed), Passages(self.speeches, self.words)
         train, held = (
             play_questions.questions(side, count, noise, sizes, self._kinds, hide)
-            for side, count, hide in zip(split(), (self.trained, self.held), (EASIER, 1.0), strict=True)
+            for side, count, hide in zip(plays, (self.trained, self.held), (EASIER, 1.0), strict=True)
         )
         setup.progress(f"training an encoder: {self.steps} steps")
-        ours, losses = self._answered(train, held, setup.seed)
+        easy = [one for asked in EASY for one in play_questions.quotations(plays[0], self._easy, noise, asked)]
+        ours, losses = self._answered([*easy, *train], held, setup.seed)
         setup.progress("the control: answers of other questions")
-        control, _ = self._answered(_answered_otherwise(train, noise), held, setup.seed)
+        control, _ = self._answered(_answered_otherwise([*easy, *train], noise), held, setup.seed)
         setup.progress("what is not trained")
         answers = {
             ENCODER: ours,
@@ -73,7 +87,11 @@ class QuestionsLab(Lab):
             CONTROL: control,
         }
         right = {name: {kind: _right(held, own, kind) for kind in self._kinds} for name, own in answers.items()}
-        quoted = f" Lines have the First Folio's spelling; words that the passage spells alike are hidden ({HIDDEN})."
+        quoted = (
+            f" Lines have the First Folio's spelling in small letters; words that the passage spells alike are hidden"
+            f" ({HIDDEN}). The first {self.easy} steps ask where words stand that are quoted as they are from two short"
+            f" speeches; of the later questions {self._easy / (self._easy + self.trained):.0%} ask who says such words."
+        )
         remarks = (
             f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}.{quoted * ('who' in self._kinds)} A"
             " search takes the first part of the passage with the most words of the question, or three letters in a"
@@ -88,7 +106,7 @@ class QuestionsLab(Lab):
         length = 3 * (self.words + 4) * (self.speeches + 1)
         drawn = play_questions.with_other_words(train, np.random.default_rng(seed), self.exchanged)
         known, new = ([one.record for one in side] for side in (drawn, held))
-        done = trained(known, new, "spans", vars(self), seed, length)
+        done = trained(known, new, "spans", vars(self), seed, length, self._easy)
         spans = groupby(done.rows, key=lambda row: row[0].number)
         best = {number: best_span(list(of), held[number].context, may_be_empty=False) for number, of in spans}
         return [best[i].strip(" .,;:") for i in range(len(held))], done.losses
