@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from triptych.families.named_configs import NAMED
-from triptych.native.step import PAGE_POSITIONS
 from . import options, screen
 from .loading import header_of
 from .options import argument
@@ -75,7 +74,7 @@ def count(
         counts, positions, read=rates[0], flops=rates[1], dtype=dtype, cache_dtype=cache_dtype, source=source
     )
     if as_json:
-        cache = counts.cache_bytes(positions, batch=batch, dtype=cache_dtype, source=source, page=PAGE_POSITIONS)
+        cache = sum(_caches(counts, positions, batch, cache_dtype, source).values())
         chosen = {
             "dtype": dtype, "cache_dtype": cache_dtype, "weight_bytes": counts.weight_bytes(dtype),
             "cache_bytes": cache,
@@ -122,13 +121,20 @@ def _show_parts(counts: Count, asked: str) -> None:
     screen.show(parts, f"{asked} ({kind})" if asked in NAMED else kind)
 
 
+def _caches(counts: Count, positions: int, batch: int, dtype: str, source: int) -> dict[Literal["self", "cross"], int]:
+    """Bytes of the caches in whole pages, as an engine has them."""
+    from triptych.native.step import PAGE_POSITIONS
+
+    return counts.caches_bytes(positions, batch=batch, dtype=dtype, source=source, page=PAGE_POSITIONS)
+
+
 def _costs(counts: Count, positions: int, batch: int, dtypes: tuple[str, str], source: int) -> list[Row]:
     dtype, cache_dtype = dtypes
     size, decodes = f"{batch:,} × {positions:,} positions", counts.spec.decoder is not None
     rows = [_bytes(f"bytes of weights, {dtype}", counts.weight_bytes(dtype))]
     if decodes:
         caches = counts.caches_bytes(positions, batch=batch, dtype=cache_dtype, source=source)
-        pages = counts.caches_bytes(positions, batch=batch, dtype=cache_dtype, source=source, page=PAGE_POSITIONS)
+        pages = _caches(counts, positions, batch, cache_dtype, source)
         rows += [_bytes(f"bytes of cache, {cache_dtype}, {size}", sum(pages.values()))]
         if pages["cross"]:
             rows += [_bytes(f"  of {name}-attention", number) for name, number in pages.items()]
