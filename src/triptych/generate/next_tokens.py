@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
+from .constraints import constrained
 from .request import LiveRow, TokenLogprobs
 from .sampling import NOT_FINITE, apply_rules, draw, penalize
 
@@ -35,7 +36,7 @@ def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
     if any(row.request.rules for row in rows):
         ruled = [_ruled(row, x, choice) for row, x, choice in zip(rows, logits, choices, strict=True)]
         scores = torch.stack(ruled)
-    scores = _penalized(rows, scores.float(), choices)
+    scores = _penalized(rows, _constrained(rows, scores.float(), choices), choices)
     good = [i for i, choice in enumerate(choices) if choice.error is None]
     if good:
         chosen, live = scores if len(good) == len(rows) else scores[good], [rows[i] for i in good]
@@ -57,6 +58,20 @@ def _ruled(row: LiveRow, logits: Tensor, choice: Choice) -> Tensor:
         except Exception as error:
             choice.error = error
     return logits.float()
+
+
+def _constrained(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """The scores [B, V] after the constraints of the rows; where one leaves nothing, its error is in the choice."""
+    states = [row.constraint if choice.error is None else None for row, choice in zip(rows, choices, strict=True)]
+    if not any(states):
+        return scores
+    scores = constrained(scores, states)
+    left = torch.isfinite(scores.amax(dim=-1)).tolist()
+    for state, choice, finite in zip(states, choices, left, strict=True):
+        if state is not None and not finite:
+            state.problem = state.problem or "the rules forbid all tokens that it allows"
+            choice.error = state.error
+    return scores
 
 
 def _penalized(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> Tensor:

@@ -90,6 +90,31 @@ void draw_tokens(const float *x, int32_t count, int32_t n, const struct draw *ho
     }
 }
 
+void mask_scores(const float *x, float *y, int32_t count, int32_t n, const uint32_t *masks, int32_t words,
+                 const int32_t *which)
+{
+    for (int32_t row = 0; row < count; row++, x += n, y += n) {
+        if (which[row] < 0) {
+            memcpy(y, x, (size_t)n * sizeof *y);
+            continue;
+        }
+        const uint32_t *mask = masks + (int64_t)which[row] * words;
+        for (int32_t begin = 0, word = 0; begin < n; begin += 32, word++) {
+            int32_t size = n - begin < 32 ? n - begin : 32;
+            uint32_t bits = mask[word];
+            if (bits == UINT32_MAX) {
+                memcpy(y + begin, x + begin, (size_t)size * sizeof *y);
+                continue;
+            }
+            for (int32_t i = 0; i < size; i++) y[begin + i] = -INFINITY;
+            for (; bits; bits &= bits - 1) {
+                int32_t i = __builtin_ctz(bits);
+                if (i < size) y[begin + i] = x[begin + i];
+            }
+        }
+    }
+}
+
 /* Numbers of memory that each thread needs: scores, and the weight that each key receives. */
 int64_t scratch_floats(const struct score_tile *t) { return (STATISTICS_QUERIES + 1) * t->panels * STATISTICS_PANEL; }
 

@@ -160,6 +160,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "select_level": (c_int, (c_int,)),
         "largest_of": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
         "draw_tokens": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int32)),
+        "mask_scores": (None, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p)),
         "score_statistics": (None, (POINTER(ScoreTile), c_int32)),
         "scratch_floats": (c_int64, (POINTER(ScoreTile),)),
         "run_step": (None, (plan, call)),

@@ -221,6 +221,11 @@ void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float
 void draw_tokens(const float *x, int32_t count, int32_t n, const struct draw *how, int32_t *tokens, float *scratch,
                  int32_t threads);
 
+/* The scores x [count][n] in `y`, those at -inf whose bit in a mask is 0.  Row i has the mask `which[i]` of so many words,
+   the lowest bit first; a row with -1 is copied. */
+void mask_scores(const float *x, float *y, int32_t count, int32_t n, const uint32_t *masks, int32_t words,
+                 const int32_t *which);
+
 /* The name and the value of constant `i` that triptych.native.step repeats: numbers of enumerations, sizes of structures,
    and as a name OPERANDS.  NULL beyond the last one. */
 const char *constant(int i, int64_t *value);
