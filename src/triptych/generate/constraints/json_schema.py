@@ -89,6 +89,10 @@ def rewritten(schema: Schema, *, close: bool) -> tuple[Schema, dict[str, Schema]
         if target not in writer.places:
             problem = f"{place}/$ref: there is no schema at {shown('#' + target)}"
             raise InputError(f"schema{problem}; references are to schemas in the same text, as #/$defs/NAME")
+    for place in [*writer.places]:
+        tag = writer.places[place].get("discriminator")
+        if isinstance(tag, dict) and isinstance(tag.get("propertyName"), str):
+            writer.require(place, tag["propertyName"], set())
     return new, writer.places
 
 
@@ -212,6 +216,20 @@ class _Rewriter:
         if least > len({*required}) + 1 and new.get("additionalProperties") is not False:
             problem = f"{least} different names are more than are kept"
             raise InputError(f"schema{at}/minProperties: {problem}; list them under required")
+
+    def require(self, place: str, tag: str, seen: set[str]) -> None:
+        """Have every object of a union written with the property that says which it is, also where that has a
+        default."""
+        place = self.references.get(place, place)
+        schema = self.places.get(place)
+        if schema is None or place in seen:
+            return
+        seen.add(place)
+        if tag in schema.get("properties", ()) and tag not in schema.get("required", ()):
+            schema["required"] = [*schema.get("required", ()), tag]
+        for kind in ("oneOf", "anyOf"):
+            for i in range(len(schema.get(kind, ()))):
+                self.require(place + pointer(kind, i), tag, seen)
 
     def _unique(self, new: Schema, at: str) -> None:
         """Write out the sets of a few values, in the order of the values; other items cannot be told apart."""
