@@ -46,5 +46,7 @@ def texts(constraint: Constraint, count: int, draw: random.Random, *, limit: int
             if token == end or (ids.append(token) or row.advance(token)):
                 reason = "end"
                 break
-            assert row.problem is None, row.problem
+            if row.problem is not None:
+                reason = f"error: {row.problem}"
+                break
         yield tokenizer.decode(ids), reason

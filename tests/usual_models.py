@@ -1,5 +1,5 @@
-"""Fifty pydantic models as people write them for structured output: records, enums, nested and recursive ones, unions with
-and without a discriminator, dates, limits, aliases, generics and sets."""
+"""Fifty pydantic models as people write them for structured output: records, enums, nested and recursive ones, unions
+with and without a discriminator, dates, limits, aliases, generics and sets."""
 
 # ruff: noqa: UP007, UP045 - the older forms are written too
 import datetime
@@ -12,10 +12,27 @@ from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypeVar, Union
 
 from pydantic import (
-    UUID4, AnyUrl, AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, HttpUrl, NonNegativeInt, PastDate,
-    PositiveInt, RootModel, SecretStr, StringConstraints, Tag, TypeAdapter, confloat, conint, conlist, constr,
+    UUID4,
+    AnyUrl,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    HttpUrl,
+    NonNegativeInt,
+    PastDate,
+    PositiveInt,
+    RootModel,
+    SecretStr,
+    StringConstraints,
+    Tag,
+    TypeAdapter,
+    confloat,
+    conint,
+    conlist,
+    constr,
 )  # fmt: skip
-
 from typing_extensions import TypedDict
 
 T = TypeVar("T")
@@ -156,9 +173,7 @@ def _tag(value: Any) -> str:
 
 
 class Tagged(BaseModel):
-    value: Annotated[
-        Union[Annotated[str, Tag("text")], Annotated[int, Tag("number")]], Discriminator(_tag)
-    ]
+    value: Annotated[Union[Annotated[str, Tag("text")], Annotated[int, Tag("number")]], Discriminator(_tag)]
 
 
 class Search(BaseModel):
@@ -324,7 +339,7 @@ class Free(BaseModel):
 
 class Unicode(BaseModel):
     größe: int
-    名前: str = Field(alias="na\"me\\")
+    名前: str = Field(alias='na"me\\')
 
 
 class Patched(BaseModel):
@@ -338,9 +353,10 @@ Codes = RootModel[Annotated[str, Field(pattern=r"^[A-F0-9]{8}$")]]
 MODELS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Answer, Person, Address, Customer, Sentiment, Classification, Painted, Event, Meeting, Product, Invoice, Tree, Chain,
-        Pet, Owner, Zoo, Nested, Tagged, Step, Plan, Recipe, Counts, Shape, Library, Contact, Account, Aliased, Strict,
-        Open, Described, Maybe, Numbers, Mixed, Matrix, Flags, Quiz, Cited, Extraction, Free, Unicode, Patched, Page[Person],
+        Answer, Person, Address, Customer, Sentiment, Classification, Painted, Event, Meeting, Product, Invoice, Tree,
+        Chain, Pet, Owner, Zoo, Nested, Tagged, Step, Plan, Recipe, Counts, Shape, Library, Contact, Account, Aliased,
+        Strict, Open, Described, Maybe, Numbers, Mixed, Matrix, Flags, Quiz, Cited, Extraction, Free, Unicode, Patched,
+        Page[Person],
         Page[Color], Names, Codes, Record, Movie, Point, Color,
     )
 } | {"list[Person]": TypeAdapter(list[Person])}  # fmt: skip

@@ -79,11 +79,11 @@ def beam_search(
 ) -> list[list[Beam]]:
     """For each request, up to `beams` hypotheses, best first.
 
-    Of a request its prompt, source, limit, end ids, rules, constraint and probe count.  A probe's edits are made in every token of
-    every hypothesis; its trace has what the best hypothesis of each request read.  The search for a request ends once
-    it has `beams` finished hypotheses and no live one, were it to end now, would score better than the worst of them;
-    with a length penalty above 0 a longer one might still have (as in transformers' default).  With `early_stopping` it
-    ends as soon as it has `beams` finished hypotheses.
+    Of a request its prompt, source, limit, end ids, rules, constraint and probe count.  A probe's edits are made in
+    every token of every hypothesis; its trace has what the best hypothesis of each request read.  The search for a
+    request ends once it has `beams` finished hypotheses and no live one, were it to end now, would score better than
+    the worst of them; with a length penalty above 0 a longer one might still have (as in transformers' default).  With
+    `early_stopping` it ends as soon as it has `beams` finished hypotheses.
 
     Raises InputError for settings out of range, for sampling, for logits that are not finite, and for a constraint
     without end ids or that leaves no hypothesis a token.

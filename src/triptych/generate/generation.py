@@ -28,7 +28,8 @@ class Generation(Explained):
 
     text       the new text, without the prompt, the end token and the stop string; "" without a tokenizer.
     ids        the new token ids, those of the end token and of the stop string included.
-    reason     why it ended: "end" (an end token, or the end of the constraint), "stop" (a stop string) or "length" (`max_new_tokens`).
+    reason     why it ended: "end" (an end token, or the end of the constraint), "stop" (a stop string) or "length"
+               (`max_new_tokens`).
     trace      what was read of the whole batch, where `read` or `edit` was given; the same in every result.
     logprobs   for each id its log-probability and the likeliest ones (nats), where they were requested.
     reused     how many ids of the prompt had their keys and values copied from another prompt.

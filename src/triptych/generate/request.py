@@ -83,8 +83,7 @@ class Request:
             )
         check_rules(self.rules)
         if not isinstance(self.constraint, Constraint | None):
-            example = "Constraint.schema({'type': 'object'})"
-            raise InputError(f"constraint={shown(self.constraint)} must be a Constraint, as {example}")
+            raise InputError(f"constraint={shown(self.constraint)} must be a Constraint, as Constraint.choices(['a'])")
         constraint_of(None, self.constraint, stop_strings(self.stop))
 
 
@@ -92,11 +91,11 @@ class Request:
 class LiveRow:
     """A request while it runs: its ids so far, and the cache slot that holds the first `cached` of them.
 
-    `reason` is None while the row runs; then `end` (an id of `ends`, or a constraint after which nothing comes), `stop` (a stop string), `length`, `cancelled`,
-    `deadline`, or `error`, with the exception in `error`.  `cache` is the one that has its slot, None before and after.
-    `reused` ids of the prompt came from another row's cache.  `draft` are guesses for the next ids; of all that were
-    made, `drafted`, `accepted` were right.  `path` are the keys under which the probe keeps what the row read, the
-    newest last (`probe.Session.branch`).
+    `reason` is None while the row runs; then `end` (an id of `ends`, or a constraint after which nothing comes), `stop`
+    (a stop string), `length`, `cancelled`, `deadline`, or `error`, with the exception in `error`.  `cache` is the one
+    that has its slot, None before and after.  `reused` ids of the prompt came from another row's cache.  `draft` are
+    guesses for the next ids; of all that were made, `drafted`, `accepted` were right.  `path` are the keys under which
+    the probe keeps what the row read, the newest last (`probe.Session.branch`).
     """
 
     request: Request
@@ -134,14 +133,13 @@ class LiveRow:
 
     def ends(self) -> bool:
         """Whether the row ends after its newest id; `reason` says why."""
-        if self.stops is not None and self.stops.put(self.ids[-1]):
+        token, constraint = self.ids[-1], self.constraint
+        if self.stops is not None and self.stops.put(token):
             self.reason = "stop"
-        elif self.ids[-1] in self.request.ends:
+        elif token in self.request.ends or (constraint is not None and constraint.advance(token)):
             self.reason = "end"
-        elif self.constraint is not None and self.constraint.advance(self.ids[-1]):
-            self.reason = "end"
-        elif self.constraint is not None and self.constraint.problem is not None:
-            self.reason, self.error = "error", self.constraint.error
+        elif constraint is not None and constraint.problem is not None:
+            self.reason, self.error = "error", constraint.error
         elif len(self.ids) >= self.limit:
             self.reason = "length"
         return self.reason is not None

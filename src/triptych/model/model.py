@@ -243,9 +243,7 @@ class Model(ModelTraining):
 
     def _engine(self, stop: str | Sequence[str] = (), **settings: Any) -> running.Engine:
         decode = self.inputs.words.decode if running.stop_strings(stop) else None
-        return running.Engine(
-            self.module, decode=decode, executor=self.executor, tokenizer=self.tokenizer, **settings
-        )
+        return running.Engine(self.module, decode=decode, executor=self.executor, tokenizer=self.tokenizer, **settings)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
         """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`, options as in `stream`.

@@ -20,8 +20,8 @@ from .expressions import portable
 from .row_constraint import RowConstraint
 from .vocabulary import guidance, limits, reason, vocabulary_of
 
-MOST_TEXT = 1 << 20  # characters of a grammar
-_PLAIN = "\n%llguidance {\"no_forcing\": true}\n"  # every way to cut a text into tokens is allowed
+MOST_TEXT = 1 << 21  # characters of a grammar
+_PLAIN = '\n%llguidance {"no_forcing": true}\n'  # every way to cut a text into tokens is allowed
 _ONE_OF = "oneOf is kept where no output can be of two of its schemas, as with a property of another const in each"
 _PLACES = 200  # schemas in which the place of a problem is looked for
 
@@ -29,12 +29,12 @@ _PLACES = 200  # schemas in which the place of a problem is looked for
 @checked_methods
 @dataclass(frozen=True)
 class Constraint:
-    """A constraint: one for any number of rows and models.  `Constraint.schema`, `.regex`, `.grammar` and `.choices` make
-    one; `grammar_text` is what the library reads.
+    """A constraint: one for any number of rows and models.  `Constraint.schema`, `.regex`, `.grammar` and `.choices`
+    make one; `grammar_text` is what the library reads.
 
-    A row under it has only tokens that lead to a whole text of the constraint.  It ends with the reason "end" as soon as
-    nothing can follow, or at an end id where the text may end; with "length" where its limit comes first; and with an
-    error where no token is left.  Special tokens are in no text.
+    A row under it has only tokens that lead to a whole text of the constraint.  It ends with the reason "end" as soon
+    as nothing can follow, or at an end id where the text may end; with "length" where its limit comes first; and with
+    an error where no token is left.  Special tokens are in no text.
     """
 
     kind: Literal["schema", "regex", "grammar", "choices"]
@@ -64,18 +64,20 @@ class Constraint:
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
-        r"""Texts that match a regular expression as a whole; `\d` and `\w` are ASCII.  Raises InputError for one that is
-        none or has look-around, back references or word boundaries."""
+        r"""Texts that match a regular expression as a whole; `\d` and `\w` are ASCII.  Raises InputError for one that
+        is none or has look-around, back references or word boundaries."""
         text = portable(pattern, "regex")
         line = guidance().regex_to_lark(text, "dw")
         return cls("regex", _checked(f"start: /{line}/{_PLAIN}", f"regex: {shown(pattern)} is not kept"))
 
     @classmethod
     def grammar(cls, grammar: str) -> Constraint:
-        """Texts of a grammar in Lark's form, as llguidance reads it, whose first rule is `start`.  Raises InputError for
-        another form, what the library cannot read, and settings in it that would not be kept."""
+        """Texts of a grammar in Lark's form, as llguidance reads it, whose first rule is `start`.  Raises InputError
+        for another form, what the library cannot read, and settings in it that would not be kept."""
         if re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE):
-            raise InputError("grammar is in the form of GBNF or EBNF; write it as Lark's, with rules as `start: \"a\" b`")
+            raise InputError(
+                'grammar is in the form of GBNF or EBNF; write it as Lark\'s, with rules as `start: "a" b`'
+            )
         for word in ("x-guidance", "%llguidance", "temperature=", "max_tokens="):
             if word in grammar.replace(" ", ""):
                 raise InputError(f"grammar: {word.rstrip('=')} in a grammar is not kept; leave it out")
@@ -91,8 +93,8 @@ class Constraint:
         return cls("choices", _checked(f"start: {lines}{_PLAIN}", "choices"))
 
     def prepare(self, tokenizer: Tokenizer | None, vocab: int) -> None:
-        """Compile it for a tokenizer and a model with so many embeddings, which is kept: seconds for the first of a large
-        vocabulary.  Raises InputError and TextError where they cannot be used together."""
+        """Compile it for a tokenizer and a model with so many embeddings, which is kept: seconds for the first of a
+        large vocabulary.  Raises InputError and TextError where they cannot be used together."""
         self.start(tokenizer, vocab, ())
 
     def start(self, tokenizer: Tokenizer | None, vocab: int, ends: Collection[int]) -> RowConstraint:

@@ -22,6 +22,8 @@ from triptych.files import tables_of
 from .expressions import portable
 
 MOST_DEPTH = 100  # schemas inside one another
+MOST_TEXT = 1 << 20  # characters
+MOST_OPTIONAL = 400  # properties of an object that may be left out: each may come next
 EXACT = 2**53  # integers up to here are numbers of JSON that everybody reads alike
 SHORT_ENUM = 6  # values of which all sets are written out
 WHITE_SPACE = r" ?|\n {0,16}"  # between two tokens of JSON: nothing, a space, or a line break with an indentation
@@ -51,7 +53,7 @@ def read(schema: object) -> Schema:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"schema is no JSON: {error}; give a JSON schema, as '{{\"type\": \"object\"}}'") from None
+            raise InputError(f'schema is no JSON: {error}; give a JSON schema, as \'{{"type": "object"}}\'') from None
     elif not isinstance(schema, Mapping | bool):
         schema = _of_type(schema)
     if schema is True:
@@ -59,13 +61,16 @@ def read(schema: object) -> Schema:
     if not isinstance(schema, Mapping):
         raise InputError(f"schema={shown(schema)} must be a JSON schema: a dict, its text, or a pydantic model class")
     try:
-        copied: Schema = json.loads(json.dumps(schema, allow_nan=False))
+        text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"schema holds what JSON cannot: {error}") from None
+    if len(text) > MOST_TEXT:
+        raise InputError(f"schema has {len(text):,} characters; at most {MOST_TEXT:,} are read")
+    copied: Schema = json.loads(text)
     return copied
 
 
-def _of_type(kind: object) -> object:
+def _of_type(kind: Any) -> object:
     import pydantic
 
     try:
@@ -199,19 +204,26 @@ class _Rewriter:
         if multiple * 1024 % 1:
             problem = f"{multiple} has no exact form in binary, in which validators divide"
             raise InputError(f"schema{at}/multipleOf: {problem}; give an integer, or a fraction of powers of 2")
-        values = [*(new["enum"] if isinstance(new.get("enum"), list) else ()), *([new["const"]] if "const" in new else ())]
+        values = [
+            *(new["enum"] if isinstance(new.get("enum"), list) else ()),
+            *([new["const"]] if "const" in new else ()),
+        ]
         for number in _numbers_in(values):
             if abs(number) > EXACT:
                 raise InputError(f"schema{at}: the value {shown(number)} is beyond 2**53, where numbers are rounded")
 
     def _objects(self, new: Schema, at: str) -> None:
-        """Close an object, and refuse a least number of properties that one name, written twice, would seem to reach."""
+        """Close an object, and refuse a least number of properties that one name, written twice, would seem to
+        reach."""
         others = ("additionalProperties", "patternProperties")
         listed, required = new.get("properties"), new.get("required", ())
         if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
             raise InputError(f"schema{at}/required must be a list of names, not {shown(required)}")
         if self.close and listed and not any(name in new for name in others) and {*required} <= {*listed}:
             new["additionalProperties"] = False
+        if isinstance(listed, dict) and len({*listed} - {*required}) > MOST_OPTIONAL:
+            problem = f"more than {MOST_OPTIONAL} may be left out; list them under required"
+            raise InputError(f"schema{at}/properties: {problem}")
         least = integer(f"schema{at}/minProperties", new.get("minProperties", 0), 0)
         if least > len({*required}) + 1 and new.get("additionalProperties") is not False:
             problem = f"{least} different names are more than are kept"

@@ -100,8 +100,8 @@ def _finish(row: RowConstraint, mask: Words) -> None:
 
 
 def constrained(scores: Tensor, rows: Sequence[RowConstraint | None]) -> Tensor:
-    """The scores [B, V] in fp32 with those at -inf that the constraint of their row does not allow, in a tensor of their
-    own."""
+    """The scores [B, V] in fp32 with those at -inf that the constraint of their row does not allow, in a tensor of
+    their own."""
     limited = [row for row in rows if row is not None]
     masks = fill_masks(limited)
     numbers = iter(range(len(limited)))

@@ -97,7 +97,9 @@ def reason(message: str) -> str:
     """What the library says is wrong, in one line and without its excerpt of the grammar."""
     lines = [line.strip() for line in message.splitlines()]
     stop = next((i for i, line in enumerate(lines) if line[:1].isdigit() and " | " in line), len(lines))
-    text = "; ".join(line for line in lines[:stop] if line and not set(line) <= {"^"} and line != "<state>")
+    text = "; ".join(line for line in lines[:stop] if line and not set(line) <= {"^"} and line != "<non-verbose/>")
+    if text.startswith("NoExtension"):
+        return "no text of it is left"
     return text[:300].removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ")
 
 
@@ -110,8 +112,8 @@ def bits_of(ids: list[int], words: int) -> Words:
 
 
 def token_bytes(tokenizer: Tokenizer, size: int) -> tuple[bool, list[bytes], list[int]]:
-    """Whether the first space of a text is left out; the bytes of each id below `size` in a text; the ids of tokens that
-    are in none.  Raises TextError as `Vocabulary`."""
+    """Whether the first space of a text is left out; the bytes of each id below `size` in a text; the ids of tokens
+    that are in none.  Raises TextError as `Vocabulary`."""
     backend = tokenizer.backend
     decoder = [dict(step) for step in steps(backend.decoder)]
     kinds = [step["type"] for step in decoder]
