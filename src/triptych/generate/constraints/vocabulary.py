@@ -117,11 +117,9 @@ def token_bytes(tokenizer: Tokenizer, size: int) -> tuple[bool, list[bytes], lis
     backend = tokenizer.backend
     decoder = [dict(step) for step in steps(backend.decoder)]
     kinds = [step["type"] for step in decoder]
-    # The steps that llguidance's own bytes stand for: each makes the bytes of a token alone.
-    plain = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Metaspace", "Strip"}
-    odd = next((kind for kind in kinds if kind not in plain), "none" if not kinds else None)
+    odd = next((step["type"] for step in decoder if not _is_plain(step)), None if kinds else "no decoder")
     if odd is not None:
-        raise _not_byte_wise(f"its decoder is {odd}")
+        raise _not_byte_wise(f"this one has {odd}, which makes a text of several tokens")
     added = backend.get_added_tokens_decoder()
     specials = (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.mask_id)
     special = {*added, *tokenizer.stop_ids, *(token for token in specials if token is not None)}
@@ -129,9 +127,19 @@ def token_bytes(tokenizer: Tokenizer, size: int) -> tuple[bool, list[bytes], lis
     for text, token in backend.get_vocab(with_added_tokens=False).items():
         if token < size and token not in special:
             tokens[token] = _decoded(text, decoder)
-    strips = "Strip" in kinds or any(step.get("prepend_scheme", "never") != "never" for step in decoder)
+    strips = any(step.get("start") == 1 or step.get("prepend_scheme", "never") != "never" for step in decoder)
     _check(tokenizer, tokens, strips)
     return strips, tokens, sorted(token for token in special if token < size)
+
+
+def _is_plain(step: dict[str, Any]) -> bool:
+    """Whether a step of a decoder makes the bytes of each token by itself, but for the first space of a text."""
+    kind = step["type"]
+    if kind == "Replace":
+        return "String" in step["pattern"]
+    if kind == "Strip":
+        return bool(step["content"] == " " and step["start"] <= 1 and not step["stop"])
+    return kind in ("ByteLevel", "ByteFallback", "Fuse", "Metaspace")
 
 
 def _decoded(text: str, decoder: list[dict[str, Any]]) -> bytes:
