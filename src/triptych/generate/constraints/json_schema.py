@@ -204,13 +204,11 @@ class _Rewriter:
         if multiple * 1024 % 1:
             problem = f"{multiple} has no exact form in binary, in which validators divide"
             raise InputError(f"schema{at}/multipleOf: {problem}; give an integer, or a fraction of powers of 2")
-        values = [
-            *(new["enum"] if isinstance(new.get("enum"), list) else ()),
-            *([new["const"]] if "const" in new else ()),
-        ]
-        for number in _numbers_in(values):
-            if abs(number) > EXACT:
-                raise InputError(f"schema{at}: the value {shown(number)} is beyond 2**53, where numbers are rounded")
+        for name in ("enum", "const"):
+            for number in _numbers_in(new.get(name)):
+                if abs(number) > EXACT:
+                    problem = f"{shown(number)} is beyond 2**53, where numbers are rounded"
+                    raise InputError(f"schema{at}/{name}: {problem}")
 
     def _objects(self, new: Schema, at: str) -> None:
         """Close an object, and refuse a least number of properties that one name, written twice, would seem to

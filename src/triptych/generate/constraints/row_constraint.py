@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.native import library, usable_threads
-from .vocabulary import Vocabulary, Words, bits_of, guidance, reason
+from .vocabulary import STUCK, Vocabulary, Words, bits_of, guidance, reason
 
 IN_PARALLEL = 4  # masks from which on threads share the work
 
@@ -96,7 +96,7 @@ def _finish(row: RowConstraint, mask: Words) -> None:
         mask |= row.ends
         mask[end >> 5] &= np.uint32(~(1 << (end & 31)) & 0xFFFFFFFF)
     if not mask.any():
-        row.problem = "no token of this vocabulary goes on from here"
+        row.problem = STUCK
 
 
 def constrained(scores: Tensor, rows: Sequence[RowConstraint | None]) -> Tensor:

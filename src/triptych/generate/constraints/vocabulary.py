@@ -16,6 +16,7 @@ from triptych.text import Tokenizer
 from triptych.text.detokenize import BYTE_OF
 from triptych.text.tokenizer_limits import steps
 
+STUCK = "no token of this vocabulary leads to a text of it"
 MOST_COMPILED = 64  # constraints that a vocabulary keeps
 _TOGETHER = 64  # tokens decoded at once
 Words = NDArray[np.uint32]
@@ -99,7 +100,7 @@ def reason(message: str) -> str:
     stop = next((i for i, line in enumerate(lines) if line[:1].isdigit() and " | " in line), len(lines))
     text = "; ".join(line for line in lines[:stop] if line and not set(line) <= {"^"} and line != "<non-verbose/>")
     if text.startswith("NoExtension"):
-        return "no text of it is left"
+        return STUCK
     return text[:300].removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ")
 
 
