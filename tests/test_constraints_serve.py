@@ -1,0 +1,151 @@
+"""Constraints behind HTTP: the forms of OpenAI, vLLM and llama.cpp, and what is wrong with a body before anything runs."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
+
+from test_constraints import PERSON, model  # noqa: E402
+from test_serve_openai import ask, streamed  # noqa: E402
+from triptych.serve.app import Server  # noqa: E402
+from triptych.serve.fields import ApiError, read  # noqa: E402
+from triptych.serve.structured import constraint_of, format_constraint  # noqa: E402
+from triptych.serve.worker import ModelWorker  # noqa: E402
+from triptych.text import ChatTemplate, Tokenizer, byte_tokenizer  # noqa: E402
+
+OPEN = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+PLAIN = {"prompt": "x", "max_tokens": 300, "temperature": 1.0, "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    one = model()
+    words = byte_tokenizer()
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}:")
+    one.tokenizer = Tokenizer(words.backend, words.specials, chat=template)
+    worker = ModelWorker(one, "bytes", max_rows=8)
+    server = uvicorn.Server(uvicorn.Config(Server({"bytes": worker}).app(), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(60)
+    worker.thread.join(60)
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": OPEN}, "person"),
+    ({"response_format": {"type": "json_schema", "name": "person", "schema": PERSON}}, "person"),
+    ({"response_format": {"type": "json_object", "schema": PERSON}}, "person"),
+    ({"json_schema": PERSON}, "person"),
+    ({"guided_json": json.dumps(PERSON)}, "person"),
+    ({"structured_outputs": {"json": PERSON}}, "person"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "choice"),
+    ({"guided_choice": ["yes", "no"]}, "choice"),
+    ({"structured_outputs": {"regex": "yes|no", "json": None}}, "choice"),
+    ({"guided_regex": "yes|no"}, "choice"),
+    ({"grammar": 'start: "yes" | "no"'}, "choice"),
+    ({"guided_grammar": 'start: "yes" | "no"'}, "choice"),
+    ({"structured_outputs": {"grammar": 'start: "yes" | "no"'}}, "choice"),
+]
+
+
+def check(kind: str, text: str) -> None:
+    if kind == "choice":
+        assert text in ("yes", "no")
+    else:
+        assert jsonschema.Draft202012Validator(PERSON).is_valid(json.loads(text))
+
+
+@pytest.mark.parametrize(("form", "kind"), FORMS)
+def test_each_form_is_kept(port: int, form: dict[str, Any], kind: str) -> None:
+    status, whole, _ = ask(port, "/v1/completions", PLAIN | form | {"n": 2})
+    assert status == 200, whole
+    for choice in whole["choices"]:
+        assert choice["finish_reason"] == "stop"
+        check(kind, choice["text"])
+
+
+def test_conversations_whole_and_streamed(port: int) -> None:
+    body = {"messages": [{"role": "user", "content": "a person"}], "max_tokens": 300, "temperature": 0}
+    _, plain, _ = ask(port, "/v1/chat/completions", body | {"response_format": {"type": "text"}})
+    with pytest.raises(ValueError, match="."):
+        json.loads(plain["choices"][0]["message"]["content"])
+    _, whole, _ = ask(port, "/v1/chat/completions", body | {"response_format": OPEN})
+    text = whole["choices"][0]["message"]["content"]
+    check("person", text)
+    _, events, _ = ask(port, "/v1/chat/completions", body | {"response_format": OPEN, "stream": True})
+    deltas = [one["choices"][0] for one in streamed(events)]
+    assert "".join(one["delta"].get("content", "") for one in deltas) == text
+    assert deltas[-1]["finish_reason"] == "stop"
+    _, any_object, _ = ask(port, "/v1/chat/completions", body | {"response_format": {"type": "json_object"}, "seed": 1})
+    choice = any_object["choices"][0]
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+def test_one_that_is_cut_says_length(port: int) -> None:
+    _, whole, _ = ask(port, "/v1/completions", PLAIN | {"response_format": OPEN, "max_tokens": 5})
+    assert whole["choices"][0]["finish_reason"] == "length"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": "json"}, "response_format must be of type object"),
+    ({"response_format": {}}, "response_format.type must be text, json_object or json_schema, not None"),
+    ({"response_format": {"type": "xml"}}, "not 'xml'"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema is not supported"),
+    ({"response_format": {"type": "json_schema"}}, "schema is missing"),
+    ({"response_format": {"type": "json_schema", "json_schema": []}}, "must be an object with a schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "the schema must be an object"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "stric": 1}}}, "did you mean 'strict'"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "schema/not is not kept"),
+    ({"json_schema": {"x-guidance": {}}}, "schema/x-guidance"),
+    ({"structured_outputs": {}}, "structured_outputs must have one of json, regex"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs must have one of"),
+    ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag is not supported"),
+    ({"guided_choice": []}, "list of 1 to 4,096 texts"),
+    ({"guided_choice": ["a", 5]}, "the choices must be texts"),
+    ({"guided_choice": ["x" * 70_000]}, "guided_choice has 70,000 characters"),
+    ({"guided_regex": "(a"}, "guided_regex: regex"),
+    ({"guided_regex": ""}, "must be a text that is not empty"),
+    ({"guided_regex": "a" * 9000}, "guided_regex has 9,000 characters; at most 8,192 are read"),
+    ({"guided_json": {"description": "x" * 300_000}}, "characters; at most 262,144 are read"),
+    ({"grammar": 'root ::= "a"'}, "grammar is in the form of GBNF or EBNF; write it as Lark's"),
+    ({"grammar": "start: x"}, "unknown name"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice do not go together"),
+    ({"guided_regex": "a", "stop": ["\n"]}, "stop and guided_regex do not go together"),
+    ({"guided_regex": "a", "response_format": {"type": "xml"}}, "not 'xml'"),
+]
+
+
+@pytest.mark.parametrize(("form", "problem"), WRONG)
+def test_what_is_wrong_is_a_400_that_names_it(port: int, form: dict[str, Any], problem: str) -> None:
+    status, answer, _ = ask(port, "/v1/completions", PLAIN | form)
+    assert status == 400
+    assert problem in answer["error"]["message"]
+    assert answer["error"]["param"] in form
+    assert "\n" not in answer["error"]["message"]
+
+
+def test_text_beside_another_form_is_no_second_constraint(port: int) -> None:
+    status, whole, _ = ask(port, "/v1/completions", PLAIN | {"response_format": {"type": "text"}, "guided_regex": "ab"})
+    assert (status, whole["choices"][0]["text"]) == (200, "ab")
+
+
+def test_a_constraint_of_a_request_in_python() -> None:
+    one = model()
+    fields = read({"prompt": "x", "guided_regex": "ab"}, "completions", "constraint")
+    constraint = constraint_of(fields, one)
+    assert constraint is not None
+    assert constraint.kind == "regex"
+    assert constraint_of(read({"prompt": "x"}, "completions", "constraint"), one) is None
+    assert format_constraint({"type": "text"}, "format") is None
+    one.tokenizer = None
+    with pytest.raises(ApiError, match="needs a tokenizer"):
+        constraint_of(fields, one)
