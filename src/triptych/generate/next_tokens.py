@@ -66,10 +66,10 @@ def _constrained(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choi
     if not any(states):
         return scores
     scores = constrained(scores, states)
-    left = torch.isfinite(scores.amax(dim=-1)).tolist()
-    for state, choice, finite in zip(states, choices, left, strict=True):
-        if state is not None and not finite:
+    for row, state, choice, x in zip(rows, states, choices, scores, strict=True):
+        if state is not None and row.request.rules and not torch.isfinite(x.amax()):
             state.problem = state.problem or "the rules forbid all tokens that it allows"
+        if state is not None and state.problem is not None:
             choice.error = state.error
     return scores
 

@@ -83,7 +83,9 @@ def draw(scores: Tensor, samplings: Sequence[Sampling], lengths: Sequence[int], 
     """The next token of each row from its scores [B, V] in fp32, which are finite (or -inf) and penalized where that is
     wanted.  The position of a new token is one of `lengths`, `requests` are the numbers of the rows' requests."""
     if all(sampling.temperature == 0 for sampling in samplings):
-        return scores.argmax(dim=-1).tolist()
+        # numpy's search takes a tenth of torch's time
+        tokens: list[int] = (scores.detach().numpy() if scores.is_cpu else scores).argmax(-1).tolist()
+        return tokens
     numbers = [  # 0 draws the first token that stays
         0.0 if sampling.temperature == 0 else uniform(sampling.seed, request, length)
         for sampling, request, length in zip(samplings, requests, lengths, strict=True)

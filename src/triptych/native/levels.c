@@ -101,15 +101,14 @@ void mask_scores(const float *x, float *y, int32_t count, int32_t n, const uint3
         const uint32_t *mask = masks + (int64_t)which[row] * words;
         for (int32_t begin = 0, word = 0; begin < n; begin += 32, word++) {
             int32_t size = n - begin < 32 ? n - begin : 32;
-            uint32_t bits = mask[word];
-            if (bits == UINT32_MAX) {
+            uint32_t bits = size < 32 ? mask[word] & (((uint32_t)1 << size) - 1) : mask[word];
+            if (__builtin_popcount(bits) > size / 2) { /* what is most is copied at once, or put down at once */
                 memcpy(y + begin, x + begin, (size_t)size * sizeof *y);
-                continue;
-            }
-            for (int32_t i = 0; i < size; i++) y[begin + i] = -INFINITY;
-            for (; bits; bits &= bits - 1) {
-                int32_t i = __builtin_ctz(bits);
-                if (i < size) y[begin + i] = x[begin + i];
+                for (uint32_t rest = size < 32 ? ~bits & (((uint32_t)1 << size) - 1) : ~bits; rest; rest &= rest - 1)
+                    y[begin + __builtin_ctz(rest)] = -INFINITY;
+            } else {
+                for (int32_t i = 0; i < size; i++) y[begin + i] = -INFINITY;
+                for (; bits; bits &= bits - 1) y[begin + __builtin_ctz(bits)] = x[begin + __builtin_ctz(bits)];
             }
         }
     }
