@@ -78,7 +78,7 @@ def test_every_text_is_of_its_constraint(kind: str, how: str) -> None:
 
 def test_without_its_mask_a_text_is_not_of_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same rows with scores that no mask has touched."""
-    monkeypatch.setattr(next_tokens, "constrained", lambda scores, rows: scores)
+    monkeypatch.setattr(next_tokens, "constrained", lambda scores, rows, **_: scores)
     with pytest.raises(InputError, match="the constraint cannot be kept after"):
         model().generate(PROMPTS, constraint=CONSTRAINTS["regex"], max_new_tokens=50)
 
@@ -289,6 +289,7 @@ def test_masked_scores_are_those_of_the_allowed_tokens(
     before = scores.clone()
     out = constrained(scores, rows)
     assert torch.equal(scores, before)
+    assert torch.equal(constrained(before.clone(), rows, in_place=True), out)
     for row, x, y in zip(rows, scores, out, strict=True):
         keep = torch.ones(vocab, dtype=torch.bool)
         if row is not None:

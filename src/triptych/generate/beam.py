@@ -117,6 +117,8 @@ def beam_search(
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
             paths = [live[at][1].path for at in mine]
             pairs = _best_pairs(totals[mine], ids[mine], searches[i].continuation_count)
+            if searches[i].request.constraint is not None:
+                pairs = [pair for pair in pairs if pair[0] > -torch.inf]
             grown += [(i, live[mine[at]][1], token) for at, token in searches[i].extend(pairs, step + 1, paths)]
         rows = engine.reorder([row for _, row, _ in grown])
         for row, (_, _, token) in zip(rows, grown, strict=True):
@@ -167,9 +169,9 @@ def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _best_pairs(totals: Tensor, ids: Tensor, count: int) -> list[tuple[float, int, int]]:
     """The `count` largest of `totals` [rows, C], best first, each with its row and its token of `ids` [rows, C]; of
-    equal ones the first, and none of -inf.  No others become Python objects, of which there would be rows times C."""
+    equal ones the first.  No others become Python objects, of which there would be rows times C."""
     least = totals.flatten().topk(min(count, totals.numel())).values[-1]
-    at, column = ((totals >= least) & (totals > -torch.inf)).nonzero(as_tuple=True)
+    at, column = (totals >= least).nonzero(as_tuple=True)
     pairs = list(zip(totals[at, column].tolist(), at.tolist(), ids[at, column].tolist(), strict=True))
     return sorted(pairs, key=lambda pair: -pair[0])[:count]
 

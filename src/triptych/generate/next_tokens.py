@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -29,8 +30,8 @@ class Choice:
 def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
     """A choice for each row from its logits [B, V].  An error of one row leaves the others as they are."""
     choices = [Choice() for _ in rows]
-    for i, finite in enumerate(torch.isfinite(logits.amax(dim=-1)).tolist()):
-        if not finite:
+    for i, largest in enumerate(_largest(logits)):
+        if not isfinite(largest):
             choices[i].error = InputError(NOT_FINITE)
     scores = logits
     if any(row.request.rules for row in rows):
@@ -49,6 +50,13 @@ def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
     return choices
 
 
+def _largest(logits: Tensor) -> list[float]:
+    """The largest logit of each row [B, V], NaN where one is NaN; by numpy on a CPU, in a fraction of torch's time."""
+    plain = logits.is_cpu and logits.dtype == torch.float32
+    largest: list[float] = (logits.detach().numpy().max(-1) if plain else logits.amax(dim=-1)).tolist()
+    return largest
+
+
 def _ruled(row: LiveRow, logits: Tensor, choice: Choice) -> Tensor:
     """The logits [V] of one row after its rules.  A rule is the caller's own function: whatever it raises is the error
     of this row."""
@@ -65,7 +73,8 @@ def _constrained(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choi
     states = [row.constraint if choice.error is None else None for row, choice in zip(rows, choices, strict=True)]
     if not any(states):
         return scores
-    scores = constrained(scores, states)
+    kept = any(row.request.logprobs is not None or row.request.probe is not None for row in rows)
+    scores = constrained(scores, states, in_place=not kept)  # nobody else reads these logits again
     for row, state, choice, x in zip(rows, states, choices, scores, strict=True):
         if state is not None and row.request.rules and not torch.isfinite(x.amax()):
             state.problem = state.problem or "the rules forbid all tokens that it allows"

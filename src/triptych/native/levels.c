@@ -94,22 +94,18 @@ void mask_scores(const float *x, float *y, int32_t count, int32_t n, const uint3
                  const int32_t *which)
 {
     for (int32_t row = 0; row < count; row++, x += n, y += n) {
-        if (which[row] < 0) {
-            memcpy(y, x, (size_t)n * sizeof *y);
-            continue;
-        }
+        if (x != y) memcpy(y, x, (size_t)n * sizeof *y);
+        if (which[row] < 0) continue;
         const uint32_t *mask = masks + (int64_t)which[row] * words;
         for (int32_t begin = 0, word = 0; begin < n; begin += 32, word++) {
             int32_t size = n - begin < 32 ? n - begin : 32;
-            uint32_t bits = size < 32 ? mask[word] & (((uint32_t)1 << size) - 1) : mask[word];
-            if (__builtin_popcount(bits) > size / 2) { /* what is most is copied at once, or put down at once */
-                memcpy(y + begin, x + begin, (size_t)size * sizeof *y);
-                for (uint32_t rest = size < 32 ? ~bits & (((uint32_t)1 << size) - 1) : ~bits; rest; rest &= rest - 1)
-                    y[begin + __builtin_ctz(rest)] = -INFINITY;
-            } else {
+            uint32_t barred = ~mask[word];
+            if (barred == UINT32_MAX) {
                 for (int32_t i = 0; i < size; i++) y[begin + i] = -INFINITY;
-                for (; bits; bits &= bits - 1) y[begin + __builtin_ctz(bits)] = x[begin + __builtin_ctz(bits)];
+                continue;
             }
+            if (size < 32) barred &= ((uint32_t)1 << size) - 1;
+            for (; barred; barred &= barred - 1) y[begin + __builtin_ctz(barred)] = -INFINITY;
         }
     }
 }

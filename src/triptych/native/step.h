@@ -222,7 +222,7 @@ void draw_tokens(const float *x, int32_t count, int32_t n, const struct draw *ho
                  int32_t threads);
 
 /* The scores x [count][n] in `y`, those at -inf whose bit in a mask is 0.  Row i has the mask `which[i]` of so many words,
-   the lowest bit first; a row with -1 is copied. */
+   the lowest bit first; a row with -1 is copied.  `y` may be x. */
 void mask_scores(const float *x, float *y, int32_t count, int32_t n, const uint32_t *masks, int32_t words,
                  const int32_t *which);
 

@@ -99,16 +99,16 @@ def _finish(row: RowConstraint, mask: Words) -> None:
         row.problem = STUCK
 
 
-def constrained(scores: Tensor, rows: Sequence[RowConstraint | None]) -> Tensor:
-    """The scores [B, V] in fp32 with those at -inf that the constraint of their row does not allow, in a tensor of
-    their own."""
+def constrained(scores: Tensor, rows: Sequence[RowConstraint | None], *, in_place: bool = False) -> Tensor:
+    """The scores [B, V] in fp32 with those at -inf that the constraint of their row does not allow; in a tensor of
+    their own unless `in_place`."""
     limited = [row for row in rows if row is not None]
     masks = fill_masks(limited)
     numbers = iter(range(len(limited)))
     which = np.array([-1 if row is None else next(numbers) for row in rows], np.int32)
     kernels, scores = library(), scores.contiguous()
     if kernels is not None and scores.is_cpu:
-        out = torch.empty_like(scores)
+        out = scores if in_place else torch.empty_like(scores)
         count, vocab = scores.shape
         kernels.functions.mask_scores(
             scores.data_ptr(), out.data_ptr(), count, vocab, masks.ctypes.data, masks.shape[1], which.ctypes.data
