@@ -3,8 +3,9 @@
     python bench/constraint_masks.py [--rows 1 8] [--steps 150]
 
 Two models with random weights, packed to 8 bits: one of SmolLM2-135M's shape with 49,152 tokens, one of Gemma 3 270M's
-with 262,144.  Each step runs once with a constraint and once without; printed are the medians, the difference as a share
-of the step without, and the time of the masks alone.  Times are those of the processor, which other processes change less.
+with 262,144.  Each step runs once with a constraint and once without; printed are the medians, the difference as a
+share of the step without, and the time of the masks alone.  Times are those of the processor, which other processes
+change less.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ GEMMA3 = {"model_type": "llama", "vocab_size": 262_144, "hidden_size": 640, "int
 RECORD = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"},
-                   "code": {"type": "string", "pattern": "^[a-z]+-[0-9]+$"}, "kind": {"enum": ["tea", "rain", "trains"]},
+                   "code": {"type": "string", "pattern": "^[a-z]+-[0-9]+$"}, "kind": {"enum": ["tea", "rain"]},
                    "notes": {"type": "array", "items": {"type": "string"}}},
     "required": ["name", "age", "code", "kind", "notes"],
 }  # fmt: skip
@@ -64,7 +65,9 @@ def measured(model: Any, rows: int, steps: int, sampling: Sampling) -> tuple[flo
     for own in (None, constraint):
         engine = Engine(model.module, tokenizer=model.tokenizer)
         engine.add(*(
-            Request(prompt=[*range(50 + i, 114 + i)], number=i, max_new_tokens=steps + 9, sampling=sampling, constraint=own)
+            Request(
+                prompt=[*range(50 + i, 114 + i)], number=i, max_new_tokens=steps + 9, sampling=sampling, constraint=own
+            )
             for i in range(rows)
         ))  # fmt: skip
         for _ in range(4):

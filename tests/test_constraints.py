@@ -15,7 +15,7 @@ import page_tokenizers
 from constrained_texts import allowed, bytewise
 from native_models import needs_native
 from triptych.errors import InputError, TextError, TriptychError
-from triptych.generate import Constraint, Engine, Request, Sampling, Scheduler, forbid, next_tokens
+from triptych.generate import Constraint, Engine, Request, Sampling, Scheduler, beam_search, forbid, next_tokens
 from triptych.generate.constraints import row_constraint
 from triptych.generate.constraints.row_constraint import RowConstraint, constrained, fill_masks
 from triptych.generate.constraints.vocabulary import Vocabulary, vocabulary_of
@@ -175,10 +175,11 @@ def test_special_tokens_and_ids_of_no_token_are_never_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.heavy] * (name in ("t5", "marian"))) for name in page_tokenizers.KINDS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.heavy] * (name in ("t5", "marian"))) for name in page_tokenizers.KINDS],
 )
 def test_texts_of_every_kind_of_vocabulary(name: str) -> None:
-    """Random tokens under a constraint decode to texts of it, whole and piece by piece; or the vocabulary is refused."""
+    """Random tokens under a constraint decode to texts of it, whole and in pieces; or the vocabulary is refused."""
     tokenizer = page_tokenizers.KINDS[name]()
     pattern = r"[a-z ]{3,12}[.!?]( [A-Z][a-z\u00e9]{1,5}){2}\n[\w#]{2}"
     size, draw = tokenizer.vocab_size + 7, np.random.default_rng(0)
@@ -283,8 +284,8 @@ def test_masked_scores_are_those_of_the_allowed_tokens(
         monkeypatch.setattr(row_constraint, "library", lambda: None)
     tokenizer, scores = bytewise(), torch.randn(4, vocab)
     rows: list[RowConstraint | None] = [
-        Constraint.regex("[ -!]").start(tokenizer, vocab, []), None, Constraint.regex("(?s).").start(tokenizer, vocab, []),
-        Constraint.choices([" "]).start(tokenizer, vocab, []),
+        Constraint.regex("[ -!]").start(tokenizer, vocab, []), None,
+        Constraint.regex("(?s).").start(tokenizer, vocab, []), Constraint.choices([" "]).start(tokenizer, vocab, []),
     ]  # fmt: skip
     before = scores.clone()
     out = constrained(scores, rows)
@@ -305,7 +306,7 @@ def test_masks_of_several_threads_are_those_of_one(monkeypatch: pytest.MonkeyPat
     assert (fill_masks(rows) == one).all()
 
 
-# ---------------------------------------------------------------- refused before the first token, or ended with an error
+# ---------------------------------------------------------------- refused before the first token; errors afterwards
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"constraint": "yes"}, "must be a Constraint"),
@@ -339,8 +340,6 @@ def test_models_without_a_tokenizer_and_beams_without_an_end_are_refused() -> No
     one = model()
     request = Request(prompt=[5], constraint=CONSTRAINTS["regex"])
     with pytest.raises(InputError, match="need an end id"):
-        from triptych.generate import beam_search
-
         beam_search(Engine(one.module, tokenizer=one.tokenizer), [request], beams=2)
 
 

@@ -1,7 +1,6 @@
-"""Constraints behind HTTP: the forms of OpenAI, vLLM and llama.cpp, and what is wrong with a body before anything runs."""
+"""Constraints behind HTTP: the forms of OpenAI, vLLM and llama.cpp, and bodies that are wrong."""
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 
+from serving import running  # noqa: E402
 from test_constraints import PERSON, model  # noqa: E402
 from test_serve_openai import ask, streamed  # noqa: E402
 from triptych.serve.app import Server  # noqa: E402
@@ -28,16 +28,8 @@ def port() -> Iterator[int]:
     words = byte_tokenizer()
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}:")
     one.tokenizer = Tokenizer(words.backend, words.specials, chat=template)
-    worker = ModelWorker(one, "bytes", max_rows=8)
-    server = uvicorn.Server(uvicorn.Config(Server({"bytes": worker}).app(), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(60)
-    worker.thread.join(60)
+    with running(Server({"bytes": ModelWorker(one, "bytes", max_rows=8)})) as number:
+        yield number
 
 
 FORMS: list[tuple[dict[str, Any], str]] = [
@@ -74,9 +66,14 @@ def test_each_form_is_kept(port: int, form: dict[str, Any], kind: str) -> None:
 
 
 def test_conversations_whole_and_streamed(port: int) -> None:
-    body = {"messages": [{"role": "user", "content": "a person"}], "max_tokens": 300, "temperature": 0}
+    body = {
+        "model": "bytes",
+        "messages": [{"role": "user", "content": "a person"}],
+        "max_tokens": 300,
+        "temperature": 0,
+    }
     _, plain, _ = ask(port, "/v1/chat/completions", body | {"response_format": {"type": "text"}})
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(json.JSONDecodeError):
         json.loads(plain["choices"][0]["message"]["content"])
     _, whole, _ = ask(port, "/v1/chat/completions", body | {"response_format": OPEN})
     text = whole["choices"][0]["message"]["content"]
@@ -88,6 +85,32 @@ def test_conversations_whole_and_streamed(port: int) -> None:
     _, any_object, _ = ask(port, "/v1/chat/completions", body | {"response_format": {"type": "json_object"}, "seed": 1})
     choice = any_object["choices"][0]
     assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+def test_the_newer_routes_keep_their_own_forms(port: int) -> None:
+    """OpenAI's responses and Anthropic's messages, and what is wrong with them."""
+    flat = {"type": "json_schema", "name": "person", "schema": PERSON}
+    body = {"model": "bytes", "input": "a person", "max_output_tokens": 300, "temperature": 0}
+    status, answer, _ = ask(port, "/v1/responses", body | {"text": {"format": flat}})
+    assert status == 200, answer
+    check("person", answer["output"][0]["content"][0]["text"])
+    asked = {
+        "model": "bytes",
+        "messages": [{"role": "user", "content": "a person"}],
+        "max_tokens": 300,
+        "temperature": 0,
+    }
+    own = {"format": {"type": "json_schema", "schema": PERSON}}
+    status, answer, _ = ask(port, "/v1/messages", asked | {"output_config": own})
+    assert status == 200, answer
+    check("person", answer["content"][0]["text"])
+    for route, wrong in (
+        ("/v1/responses", body | {"text": {"format": {"type": "xml"}}}),
+        ("/v1/messages", asked | {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}),
+    ):
+        status, answer, _ = ask(port, route, wrong)
+        assert status == 400
+        assert "format" in answer["error"]["message"]
 
 
 def test_one_that_is_cut_says_length(port: int) -> None:

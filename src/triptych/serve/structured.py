@@ -1,5 +1,6 @@
-"""Constraints of requests: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, llama.cpp's
-`grammar` and `json_schema`.  What would not be kept is a 400 that names the part."""
+"""Constraints of requests: OpenAI's `response_format` and `text.format`, Anthropic's `output_config.format`, vLLM's
+`structured_outputs` and `guided_*`, llama.cpp's `grammar` and `json_schema`.  What would not be kept is a 400 that
+names the part."""
 
 from __future__ import annotations
 
@@ -68,6 +69,12 @@ def format_constraint(value: Any, name: str) -> Constraint | None:
     return schema_constraint(nested["schema"], name)
 
 
+def _inner_format(value: Mapping[str, Any], name: str) -> Constraint | None:
+    """That of `text.format` (OpenAI's responses) or `output_config.format` (Anthropic's messages)."""
+    wanted = value.get("format")
+    return None if wanted is None else format_constraint(wanted, f"{name}.format")
+
+
 def schema_constraint(schema: Any, name: str) -> Constraint:
     """JSON of a schema, as an object or as its text; also of the arguments of a tool."""
     if not isinstance(schema, Mapping | str):
@@ -106,6 +113,8 @@ def _of_kind(kind: str, value: Any, name: str) -> Constraint:
 
 _FIELDS: dict[str, Callable[[Any, str], Constraint | None]] = {
     "response_format": format_constraint,
+    "text": lambda value, name: _inner_format(value, name),
+    "output_config": lambda value, name: _inner_format(value, name),
     "structured_outputs": _structured,
     "json_schema": schema_constraint,
     "grammar": lambda value, name: _of_kind("grammar", value, name),
