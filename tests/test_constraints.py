@@ -15,10 +15,21 @@ import page_tokenizers
 from constrained_texts import allowed, bytewise
 from native_models import needs_native
 from triptych.errors import InputError, TextError, TriptychError
-from triptych.generate import Constraint, Engine, Request, Sampling, Scheduler, beam_search, forbid, next_tokens
+from triptych.generate import (
+    Constraint,
+    Engine,
+    Request,
+    Sampling,
+    Scheduler,
+    beam_search,
+    forbid,
+    next_tokens,
+    sampling,
+)
 from triptych.generate.constraints import row_constraint
-from triptych.generate.constraints.row_constraint import RowConstraint, constrained, fill_masks
+from triptych.generate.constraints.row_constraint import RowConstraint, fill_masks, masks_of
 from triptych.generate.constraints.vocabulary import Vocabulary, vocabulary_of
+from triptych.generate.sampling import TokenMasks
 from triptych.model import Model, create
 from triptych.text import Tokenizer
 
@@ -77,8 +88,8 @@ def test_every_text_is_of_its_constraint(kind: str, how: str) -> None:
 
 
 def test_without_its_mask_a_text_is_not_of_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: the same rows with scores that no mask has touched."""
-    monkeypatch.setattr(next_tokens, "constrained", lambda scores, rows, **_: scores)
+    """The control: the same rows without masks."""
+    monkeypatch.setattr(next_tokens, "masks_of", lambda rows: None)
     with pytest.raises(InputError, match="the constraint cannot be kept after"):
         model().generate(PROMPTS, constraint=CONSTRAINTS["regex"], max_new_tokens=50)
 
@@ -281,22 +292,45 @@ def test_masked_scores_are_those_of_the_allowed_tokens(
     vocab: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernels:
-        monkeypatch.setattr(row_constraint, "library", lambda: None)
+        monkeypatch.setattr(sampling, "library", lambda: None)
     tokenizer, scores = bytewise(), torch.randn(4, vocab)
     rows: list[RowConstraint | None] = [
         Constraint.regex("[ -!]").start(tokenizer, vocab, []), None,
         Constraint.regex("(?s).").start(tokenizer, vocab, []), Constraint.choices([" "]).start(tokenizer, vocab, []),
     ]  # fmt: skip
-    before = scores.clone()
-    out = constrained(scores, rows)
+    before, masks = scores.clone(), masks_of(rows)
+    out = masks.apply(scores)
     assert torch.equal(scores, before)
-    assert torch.equal(constrained(before.clone(), rows, in_place=True), out)
+    assert torch.equal(masks.of([2, 0]).apply(scores[[2, 0]]), out[[2, 0]])
     for row, x, y in zip(rows, scores, out, strict=True):
         keep = torch.ones(vocab, dtype=torch.bool)
         if row is not None:
             keep = torch.isin(torch.arange(vocab), torch.tensor(allowed(row)))
             assert keep.any()
         assert torch.equal(y, x.masked_fill(~keep, -torch.inf))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.8}, {"temperature": 1.2, "top_k": 4, "top_p": 0.9, "min_p": 0.01}]
+)
+@pytest.mark.parametrize("allowed_tokens", [1, 9, 60, 1500, 2999, 3001])
+def test_tokens_drawn_under_masks_are_those_drawn_from_masked_scores(
+    how: dict[str, Any], allowed_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens are taken out before they are sampled, many are sampled in their places; torch does neither."""
+    rows, vocab, draw = 24, 3001, np.random.default_rng(allowed_tokens)
+    scores, bits = torch.randn(rows, vocab) * 3, np.zeros((rows, (vocab + 31) // 32 * 32), np.uint8)
+    for row in bits:
+        row[draw.choice(vocab, allowed_tokens, replace=False)] = 1
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    masks = TokenMasks(words, np.array([-1, *range(rows - 1)], np.int32))
+    ways = [Sampling(seed=i, **how) for i in range(rows)]
+    native = sampling.draw(scores, ways, [7] * rows, [0] * rows, masks)
+    assert all(bits[i][token] for i, token in zip(masks.which[1:], native[1:], strict=True))
+    assert native == sampling.draw(masks.apply(scores), ways, [7] * rows, [0] * rows)
+    monkeypatch.setattr(sampling, "library", lambda: None)
+    assert native == sampling.draw(scores, ways, [7] * rows, [0] * rows, masks)
 
 
 def test_masks_of_several_threads_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from triptych import machine
 from triptych.arguments import checked, integer, number
 from triptych.errors import InputError
 from triptych.probe import Session
-from .constraints import constrained
+from .constraints import masks_of
 from .engine import Engine
 from .request import LiveRow, Request, check_request
 from .sampling import Sampling, apply_rules, check_finite
@@ -107,7 +107,7 @@ def beam_search(
             rules = [(row.request.rules, x, row.ids) for (_, row), x in zip(live, scores, strict=True)]
             scores = torch.stack([apply_rules(*one) if one[0] else one[1] for one in rules])
         if any(row.constraint for _, row in live):
-            scores = constrained(scores, [row.constraint for _, row in live])
+            scores = masks_of([row.constraint for _, row in live]).apply(scores)
         searching = list(dict.fromkeys(owner for owner, _ in live))
         sums = scores.new_tensor([beam.logprob for i in searching for beam in searches[i].live])
         likeliest, ids = _largest(scores, max(searches[i].continuation_count for i in searching))

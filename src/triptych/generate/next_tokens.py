@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from .constraints import constrained
+from .constraints import masks_of
 from .request import LiveRow, TokenLogprobs
-from .sampling import NOT_FINITE, apply_rules, draw, penalize
+from .sampling import NOT_FINITE, TokenMasks, apply_rules, draw, penalize
 
 POSITIONS = 64  # whose log-probabilities are in memory at once: one for each token of the vocabulary
 
@@ -37,12 +37,15 @@ def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
     if any(row.request.rules for row in rows):
         ruled = [_ruled(row, x, choice) for row, x, choice in zip(rows, logits, choices, strict=True)]
         scores = torch.stack(ruled)
-    scores = _penalized(rows, _constrained(rows, scores.float(), choices), choices)
+    masks = _masks(rows, scores, choices)
+    scores = _penalized(rows, scores.float(), choices)
     good = [i for i, choice in enumerate(choices) if choice.error is None]
     if good:
-        chosen, live = scores if len(good) == len(rows) else scores[good], [rows[i] for i in good]
+        every, live = len(good) == len(rows), [rows[i] for i in good]
+        chosen, allowed = (scores, masks) if every else (scores[good], masks and masks.of(good))
         settings, numbers = [row.request.sampling for row in live], [row.request.number for row in live]
-        for i, token in zip(good, draw(chosen, settings, [len(row.ids) for row in live], numbers), strict=True):
+        tokens = draw(chosen, settings, [len(row.ids) for row in live], numbers, allowed)
+        for i, token in zip(good, tokens, strict=True):
             choices[i].token = token
     for row, x, choice in zip(rows, logits, choices, strict=True):
         if row.request.logprobs is not None and choice.error is None:
@@ -68,19 +71,21 @@ def _ruled(row: LiveRow, logits: Tensor, choice: Choice) -> Tensor:
     return logits.float()
 
 
-def _constrained(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> Tensor:
-    """The scores [B, V] after the constraints of the rows; where one leaves nothing, its error is in the choice."""
+def _masks(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> TokenMasks | None:
+    """The tokens that the constraints of the rows allow, None where there are no constraints; where one leaves nothing
+    of the scores [B, V], its error is in the choice."""
     states = [row.constraint if choice.error is None else None for row, choice in zip(rows, choices, strict=True)]
     if not any(states):
-        return scores
-    kept = any(row.request.logprobs is not None or row.request.probe is not None for row in rows)
-    scores = constrained(scores, states, in_place=not kept)  # nobody else reads these logits again
-    for row, state, choice, x in zip(rows, states, choices, scores, strict=True):
-        if state is not None and row.request.rules and not torch.isfinite(x.amax()):
+        return None
+    masks = masks_of(states)
+    for i, (row, state) in enumerate(zip(rows, states, strict=True)):
+        if state is None:
+            continue
+        if row.request.rules and not masks.of([i]).apply(scores[i : i + 1].float()).isfinite().any():
             state.problem = state.problem or "the rules forbid all tokens that it allows"
-        if state is not None and state.problem is not None:
-            choice.error = state.error
-    return scores
+        if state.problem is not None:
+            choices[i].error = state.error
+    return masks
 
 
 def _penalized(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> Tensor:

@@ -159,7 +159,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
         "select_level": (c_int, (c_int,)),
         "largest_of": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
-        "draw_tokens": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int32)),
+        "draw_tokens": (None, (c_void_p, c_int32, c_int32, *(c_void_p,) * 3, c_int32, c_void_p, c_int32, c_void_p)),
         "mask_scores": (None, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p)),
         "score_statistics": (None, (POINTER(ScoreTile), c_int32)),
         "scratch_floats": (c_int64, (POINTER(ScoreTile),)),

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.native import library, usable_threads
+from triptych.native import usable_threads
+from ..sampling import TokenMasks
 from .vocabulary import STUCK, Vocabulary, Words, bits_of, guidance, reason
 
 IN_PARALLEL = 4  # masks from which on threads share the work
@@ -99,26 +99,11 @@ def _finish(row: RowConstraint, mask: Words) -> None:
         row.problem = STUCK
 
 
-def constrained(scores: Tensor, rows: Sequence[RowConstraint | None], *, in_place: bool = False) -> Tensor:
-    """The scores [B, V] in fp32 with those at -inf that the constraint of their row does not allow; in a tensor of
-    their own unless `in_place`."""
+def masks_of(rows: Sequence[RowConstraint | None]) -> TokenMasks:
+    """The tokens that may come next in each row; all of them in one without a constraint."""
     limited = [row for row in rows if row is not None]
-    masks = fill_masks(limited)
     numbers = iter(range(len(limited)))
-    which = np.array([-1 if row is None else next(numbers) for row in rows], np.int32)
-    kernels, scores = library(), scores.contiguous()
-    if kernels is not None and scores.is_cpu:
-        out = scores if in_place else torch.empty_like(scores)
-        count, vocab = scores.shape
-        kernels.functions.mask_scores(
-            scores.data_ptr(), out.data_ptr(), count, vocab, masks.ctypes.data, masks.shape[1], which.ctypes.data
-        )
-        return out
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : scores.shape[1]]
-    out, places = scores.clone(), [i for i, number in enumerate(which) if number >= 0]
-    barred = torch.from_numpy(bits == 0).to(scores.device)
-    out[places] = out[places].masked_fill(barred, -torch.inf)
-    return out
+    return TokenMasks(fill_masks(limited), np.array([-1 if row is None else next(numbers) for row in rows], np.int32))
 
 
 def _problem_of(matcher: Any) -> str:
