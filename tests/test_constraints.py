@@ -14,6 +14,7 @@ import torch
 import page_tokenizers
 from constrained_texts import allowed, bytewise
 from native_models import needs_native
+from triptych.cli import main
 from triptych.errors import InputError, TextError, TriptychError
 from triptych.generate import (
     Constraint,
@@ -436,6 +437,32 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match="pip install 'llguidance"):
         Constraint.choices(["a"])
+
+
+COMMANDS: list[tuple[list[str], int, str]] = [
+    (["--regex", "[a-c]{3}"], 0, ""),
+    (["--choice", "yes", "--choice", "no", "--beams", "2"], 0, ""),
+    (["--regex", "a", "--choice", "b"], 2, "--regex and --choice do not go together"),
+    (["--regex", "("], 1, "regex: '(' is no regular expression"),
+    (["--schema", "nowhere.json"], 1, "nowhere.json"),
+    (["--schema", "wrong.json"], 1, "wrong.json: schema/not is not kept"),
+    (["--choice", "a", "--stop", "b"], 1, "stop and a constraint do not go together"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "problem"), COMMANDS)
+def test_the_command_line_keeps_constraints(
+    options: list[str], code: int, problem: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    model().save(tmp_path / "model")
+    (tmp_path / "wrong.json").write_text('{"not": {}}')
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", "model", "x", "--json", "--max-new-tokens", "9", *options]) == code
+    out, err = capsys.readouterr()
+    assert problem in err
+    if not code:
+        text = json.loads(out)["results"][0]["text"]
+        assert re.fullmatch("[a-c]{3}|yes|no", text)
 
 
 @pytest.mark.weights

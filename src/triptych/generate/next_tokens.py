@@ -47,6 +47,8 @@ def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
         tokens = draw(chosen, settings, [len(row.ids) for row in live], numbers, allowed)
         for i, token in zip(good, tokens, strict=True):
             choices[i].token = token
+            if token < 0:
+                choices[i].error = InputError("the model's logits of all tokens that may come next are -inf")
     for row, x, choice in zip(rows, logits, choices, strict=True):
         if row.request.logprobs is not None and choice.error is None:
             (choice.logprobs,) = token_logprobs(x[None], [choice.token], row.request.logprobs)

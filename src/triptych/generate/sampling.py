@@ -92,15 +92,17 @@ class TokenMasks:
         """Those of some rows."""
         return TokenMasks(self.words, self.which[list(rows)])
 
+    @property
+    def arrays(self) -> tuple[int, int, int]:
+        """As the kernels take them."""
+        return self.words.ctypes.data, self.words.shape[1], self.which.ctypes.data
+
     def apply(self, scores: Tensor) -> Tensor:
         """The scores [B, V] in fp32, in a tensor of their own, with those at -inf that are not allowed."""
         kernels, scores = library(), scores.contiguous()
         if kernels is not None and scores.is_cpu:
-            out, arrays = (
-                torch.empty_like(scores),
-                (self.words.ctypes.data, self.words.shape[1], self.which.ctypes.data),
-            )
-            kernels.functions.mask_scores(scores.data_ptr(), out.data_ptr(), *scores.shape, *arrays)
+            out = torch.empty_like(scores)
+            kernels.functions.mask_scores(scores.data_ptr(), out.data_ptr(), *scores.shape, *self.arrays)
             return out
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, bitorder="little")[:, : scores.shape[1]]
         out, places = scores.clone(), [i for i, number in enumerate(self.which) if number >= 0]
@@ -141,9 +143,7 @@ def draw(
     scores, tokens = scores.contiguous(), np.empty(len(samplings), np.int32)
     scratch = np.empty((threads, 5, vocab), np.float32)
     arrays = (hows.ctypes.data, tokens.ctypes.data, scratch.ctypes.data)
-    allowed = (
-        (None, 0, None) if masks is None else (masks.words.ctypes.data, masks.words.shape[1], masks.which.ctypes.data)
-    )
+    allowed = (None, 0, None) if masks is None else masks.arrays
     kernels.functions.draw_tokens(scores.data_ptr(), count, vocab, *arrays, threads, *allowed)
     return tokens.tolist()
 
