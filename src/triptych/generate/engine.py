@@ -273,10 +273,10 @@ class Engine(Explained):
                 fill = None if self.prefixes is None else self.prefixes.fill
                 share = self.runner.token_counts(self.rows, self.budget, fill)
             outputs, ended = list[Output](), list[LiveRow]()
-            plain = self._greedy and not self._all_logits and self.speculation is None
+            at_once = not self._all_logits and self.speculation is None  # logits are used before the next forward
             for session, members in self._groups:
                 for part in [members] if share is None else self.runner.parts(members, share):
-                    computed = self.runner.run(session, part, share, self._all_logits, plain)
+                    computed = self.runner.run(session, part, share, self._all_logits, at_once, self._greedy)
                     tokens, tops = computed.best or (list[int](), list[float]())
                     if not tokens or not all(map(isfinite, tops)):
                         self._choose_tokens(computed, outputs, ended)
@@ -387,10 +387,9 @@ class Engine(Explained):
         if request.stop and self.decode is None:
             raise TextError("stop strings need a tokenizer; give ids at which to end instead")
         stops = StopDetector(request.stop, self.decode) if request.stop and self.decode is not None else None
-        row = LiveRow(request, list(request.prompt), stops, slot)
-        if request.constraint is not None:
-            row.constraint = request.constraint.start(self.tokenizer, spec.vocab, request.ends)
-        return row
+        start = None if request.constraint is None else request.constraint.start
+        constraint = None if start is None else start(self.tokenizer, spec.vocab, request.ends)
+        return LiveRow(request, list(request.prompt), stops, slot, constraint=constraint)
 
     def _expect(self, row: LiveRow) -> None:
         self.cache.expect(row.slot, min(len(row.request.prompt) + 1, row.limit), row.limit)
