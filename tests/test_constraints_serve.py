@@ -17,6 +17,7 @@ from triptych.serve.fields import ApiError, read  # noqa: E402
 from triptych.serve.structured import constraint_of, format_constraint  # noqa: E402
 from triptych.serve.worker import ModelWorker  # noqa: E402
 from triptych.text import ChatTemplate, Tokenizer, byte_tokenizer  # noqa: E402
+from usual_models import Owner, Sentiment  # noqa: E402
 
 OPEN = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
 PLAIN = {"prompt": "x", "max_tokens": 300, "temperature": 1.0, "seed": 4}
@@ -172,3 +173,22 @@ def test_a_constraint_of_a_request_in_python() -> None:
     one.tokenizer = None
     with pytest.raises(ApiError, match="needs a tokenizer"):
         constraint_of(fields, one)
+
+
+def test_openais_client_parses_what_its_own_schema_asked_for(port: int) -> None:
+    """The schema that the released client makes of a pydantic model: strict, all properties required, closed."""
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    asked = {"model": "bytes", "messages": [{"role": "user", "content": "x"}], "max_tokens": 400, "seed": 2}
+    with client:
+        for kind in (Sentiment, Owner):
+            answer = client.chat.completions.parse(response_format=kind, **asked)
+            assert isinstance(answer.choices[0].message.parsed, kind)
+        with pytest.raises(openai.LengthFinishReasonError):
+            client.chat.completions.parse(response_format=Owner, **asked | {"max_tokens": 4})
+        with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+            client.chat.completions.create(response_format=form({"type": "array", "uniqueItems": True}), **asked)
+
+
+def form(schema: dict[str, Any]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
