@@ -112,7 +112,7 @@ static int32_t draw_masked(const float *x, int32_t n, const struct draw *how, co
     if (allowed > n / 8) {
         mask_row(x, numbers, n, mask);
         if (how->top_k != 1) return kernels_in_use->sample(numbers, n, how, weights, weights + n);
-        kernels_in_use->largest_of(numbers, 1, n, &token, weights);
+        largest_of(numbers, 1, n, &token, weights);
         return token;
     }
     for (int32_t begin = 0; begin < n; begin += 32)
