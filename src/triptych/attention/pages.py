@@ -218,7 +218,7 @@ class Pages:
         rows, columns = self.numbers.shape
         most = max(map(len, self.tables), default=0)
         if rows < len(self.tables) or columns < most:
-            larger = np.zeros((max(len(self.tables), rows), max(most, min(2 * columns, 2 * most))), np.int32)
+            larger = np.zeros((max(len(self.tables), rows), max(columns, most, min(2 * columns, 2 * most))), np.int32)
             larger[:rows, :columns] = self.numbers
             self.numbers = larger
         for slot in slots:

@@ -16,7 +16,7 @@ from triptych.errors import InputError, TextError
 from . import options, screen
 from .chat_client import RemoteModel
 from .failure import describe_error, print_error
-from .loading import check_generates, decode_stdin, load_draft, load_model
+from .loading import check_generates, decode_stdin, load_draft, load_model, read_constraint
 
 if TYPE_CHECKING:
     from triptych.generate import Engine
@@ -46,6 +46,9 @@ def chat(
     repetition_penalty: float = 1.0,
     seed: options.Natural | None = None,
     stop: list[str] | None = None,
+    schema: options.NamedPath | None = None,
+    regex: str | None = None,
+    choice: list[str] | None = None,
     draft: str | None = None,
     draft_tokens: options.Positive = 4,
     cache: options.CacheOption = "auto",
@@ -60,6 +63,7 @@ def chat(
     --show-prompt: Show the rendered prompt and its token ids.
     --seed N: The same seed gives the same answers; random if omitted; the seed is printed.
     """
+    constraint = read_constraint(schema, regex, choice)
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "seed": random.randrange(1 << 31) if seed is None else seed,
@@ -70,6 +74,7 @@ def chat(
         raise BadParameter("give a MODEL, or a server with --url URL" + ("" if url is None else ", and not both"))
     if url is not None:
         local = {"--show-prompt": show_prompt, "--draft": draft, "--cache": None if cache == "auto" else cache}
+        local |= {"--schema": schema, "--regex": regex, "--choice": choice}
         for option in (name for name, value in local.items() if value):
             raise BadParameter(f"{option} is for a MODEL on this machine, not for a server")
         partner = RemoteModel(url, model_, key, _fields(settings))
@@ -80,7 +85,7 @@ def chat(
         model = load_model(checkpoint)
         check_generates(model, checkpoint.model)
         engine = model.engine(draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, cache=cache)
-        partner = LocalModel(model, engine, settings, show_prompt)
+        partner = LocalModel(model, engine, settings | {"constraint": constraint}, show_prompt)
     _converse(partner, seed=settings["seed"], system=system, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from . import options, screen
-from .loading import check_generates, load_draft, load_model, read_texts
+from .loading import check_generates, load_draft, load_model, read_constraint, read_texts
 
 if TYPE_CHECKING:
     from triptych.generate import QueueProgress
@@ -32,6 +32,9 @@ def generate(
     seed: options.Natural | None = None,
     stop: list[str] | None = None,
     stop_id: list[int] | None = None,
+    schema: options.NamedPath | None = None,
+    regex: str | None = None,
+    choice: list[str] | None = None,
     beams: options.Natural = 0,
     decoder_prefix: str = "",
     chunk: options.Positive | None = None,
@@ -58,14 +61,14 @@ def generate(
     --away TEXT: Text whose value --steer subtracts.
     """
     steered = _parse_steer(steer, toward, away)
-    texts = read_texts(prompts, "prompt")
+    texts, constraint = read_texts(prompts, "prompt"), read_constraint(schema, regex, choice)
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
     edits = () if steered is None else (_steering_edit(model, steered, toward, away),)
     settings = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop or (), "decoder_prefix": decoder_prefix,
-        "stop_ids": stop_id or (), "edit": edits,
+        "stop_ids": stop_id or (), "edit": edits, "constraint": constraint,
     }  # fmt: skip
     drafts = {
         "chunk": chunk, "draft": load_draft(checkpoint, draft), "draft_tokens": draft_tokens, "matmul": matmul,

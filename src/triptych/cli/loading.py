@@ -18,6 +18,7 @@ from .screen import check_suffix, note, waiting
 
 if TYPE_CHECKING:
     from triptych.checkpoints.header import Header
+    from triptych.generate import Constraint
     from triptych.model import Model
 
 MOST_BYTES = 16 << 20  # of a document that is read whole
@@ -116,6 +117,24 @@ def check_file(path: Path, suffixes: Sequence[str], option: str) -> None:
     check_suffix(path, suffixes, option)
     check_place(path)
     check_replaced(path)
+
+
+def read_constraint(schema: Path | None, regex: str | None, choices: Sequence[str] | None) -> Constraint | None:
+    """The constraint of --schema, --regex or --choice.  Raises BadParameter for several, InputError for what would not
+    be kept."""
+    given = [name for name, value in (("schema", schema), ("regex", regex), ("choice", choices)) if value is not None]
+    if len(given) > 1:
+        raise BadParameter(f"--{given[0]} and --{given[1]} do not go together; give one")
+    if not given:
+        return None
+    from triptych.generate import Constraint
+
+    if schema is not None:
+        try:
+            return Constraint.schema(read_document(str(schema)))
+        except InputError as error:
+            raise InputError(f"{schema}: {error}") from None
+    return Constraint.regex(regex) if regex is not None else Constraint.choices(list(choices or ()))
 
 
 def check_generates(model: Model, path: str) -> None:

@@ -55,6 +55,9 @@ SHARED = """
 --min-p P: Drop tokens less likely than P times the most likely one.
 --repetition-penalty X: Above 1 makes tokens that already occur less likely.
 --stop TEXT: Stop before this text. Repeatable.
+--schema FILE: Write JSON of the JSON schema in this file.
+--regex TEXT: Write a text that matches this regular expression as a whole.
+--choice TEXT: Write one of these texts. Repeatable.
 --matmul HOW: Products with weights: in bf16, as they are stored (stored), or the faster that is as exact (auto).
 --draft MODEL|ngram: Guess tokens with a smaller model, or from earlier in the text; in fp32 and with packed weights the
     result stays the same.

@@ -2,6 +2,7 @@
 
 from triptych.migration_hints import answer_for
 from .beam import Beam, beam_search, check_beam_settings
+from .constraints import Constraint, constraint_of
 from .draft_model import DraftModel
 from .engine import Engine
 from .generation import Generation, generate, pieces, search
@@ -17,6 +18,7 @@ __all__ = [
     "BUDGET",
     "MAX_ROWS",
     "Beam",
+    "Constraint",
     "DraftModel",
     "Drafts",
     "Engine",
@@ -35,6 +37,7 @@ __all__ = [
     "TokenLogprobs",
     "beam_search",
     "check_beam_settings",
+    "constraint_of",
     "forbid",
     "generate",
     "pieces",

@@ -12,6 +12,7 @@ from triptych import machine
 from triptych.arguments import checked, integer, number
 from triptych.errors import InputError
 from triptych.probe import Session
+from .constraints import masks_of
 from .engine import Engine
 from .request import LiveRow, Request, check_request
 from .sampling import Sampling, apply_rules, check_finite
@@ -78,18 +79,21 @@ def beam_search(
 ) -> list[list[Beam]]:
     """For each request, up to `beams` hypotheses, best first.
 
-    Of a request its prompt, source, limit, end ids, rules and probe count.  A probe's edits are made in every token of
-    every hypothesis; its trace has what the best hypothesis of each request read.  The search for a request ends once
-    it has `beams` finished hypotheses and no live one, were it to end now, would score better than the worst of them;
-    with a length penalty above 0 a longer one might still have (as in transformers' default).  With `early_stopping` it
-    ends as soon as it has `beams` finished hypotheses.
+    Of a request its prompt, source, limit, end ids, rules, constraint and probe count.  A probe's edits are made in
+    every token of every hypothesis; its trace has what the best hypothesis of each request read.  The search for a
+    request ends once it has `beams` finished hypotheses and no live one, were it to end now, would score better than
+    the worst of them; with a length penalty above 0 a longer one might still have (as in transformers' default).  With
+    `early_stopping` it ends as soon as it has `beams` finished hypotheses.
 
-    Raises InputError for settings out of range, for sampling, and for logits that are not finite.
+    Raises InputError for settings out of range, for sampling, for logits that are not finite, and for a constraint
+    without end ids or that leaves no hypothesis a token.
     """
     length_penalty = check_beams(engine, beams, length_penalty)
     for request in requests:
         check_request(request)
         check_beam_settings(request.sampling, [])
+        if request.constraint is not None and not request.ends:
+            raise InputError("beams and a constraint need an end id, with which a hypothesis ends; give stop_ids")
     live = [*enumerate(engine.add(*requests))]
     searches = [_Search(request, beams, length_penalty, early_stopping) for request in requests]
     probes = _probes(requests)
@@ -102,6 +106,8 @@ def beam_search(
         if any(row.request.rules for _, row in live):  # what a rule forbids keeps its probability, as in transformers
             rules = [(row.request.rules, x, row.ids) for (_, row), x in zip(live, scores, strict=True)]
             scores = torch.stack([apply_rules(*one) if one[0] else one[1] for one in rules])
+        if any(row.constraint for _, row in live):
+            scores = masks_of([row.constraint for _, row in live]).apply(scores)
         searching = list(dict.fromkeys(owner for owner, _ in live))
         sums = scores.new_tensor([beam.logprob for i in searching for beam in searches[i].live])
         likeliest, ids = _largest(scores, max(searches[i].continuation_count for i in searching))
@@ -111,16 +117,23 @@ def beam_search(
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
             paths = [live[at][1].path for at in mine]
             pairs = _best_pairs(totals[mine], ids[mine], searches[i].continuation_count)
+            if searches[i].request.constraint is not None:
+                pairs = [pair for pair in pairs if pair[0] > -torch.inf]
             grown += [(i, live[mine[at]][1], token) for at, token in searches[i].extend(pairs, step + 1, paths)]
         rows = engine.reorder([row for _, row, _ in grown])
         for row, (_, _, token) in zip(rows, grown, strict=True):
             row.ids.append(token)
+            if row.constraint is not None:
+                row.constraint.advance(token)
         live = [(owner, row) for row, (owner, _, _) in zip(rows, grown, strict=True)]
         for session, probed in probes:
             alive = [beam.path for i in probed for beam in (*searches[i].finished, *searches[i].live)]
             session.keep_only(alive + [row.path for owner, row in live if owner in probed])
     engine.free([row for _, row in live])
     best = [search.best() for search in searches]
+    for request, beams_of in zip(requests, best, strict=True):
+        if not beams_of:
+            raise InputError(f"prompt {request.number}: the constraint leaves no hypothesis a token to go on with")
     for session, probed in probes:
         session.settle({requests[i].number: best[i][0].path for i in probed})
     return best

@@ -44,19 +44,28 @@ class DraftModel:
     def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
         limit = self.engine.module.spec.longest_row
         target_lengths: dict[LiveRow, int] = {}
+        lengths = [row.constraint.written if row.constraint is not None else 0 for row in rows]
         for row, count in zip(rows, counts, strict=True):
             most = count if limit is None else min(count, limit - len(row.ids))
             if most > 0:
-                target_lengths[self._twin(row)] = len(row.ids) + most
+                twin = self._twin(row)
+                twin.constraint = row.constraint  # its own state goes on with the guesses, and back afterwards
+                target_lengths[twin] = len(row.ids) + most
         unfinished = list(target_lengths)
         while unfinished:
             chosen = choose(unfinished, self.engine.logits(rows=unfinished))
             for twin, choice in zip(unfinished, chosen, strict=True):
-                if choice.error is not None or choice.token in twin.request.ends:
-                    target_lengths[twin] = len(twin.ids)
+                ended = choice.error is not None or choice.token in twin.request.ends
+                if not ended and twin.constraint is not None:
+                    ended = twin.constraint.advance(choice.token) or twin.constraint.problem is not None
                 if choice.error is None:
                     twin.ids.append(choice.token)
+                if ended:
+                    target_lengths[twin] = len(twin.ids)
             unfinished = [twin for twin in unfinished if len(twin.ids) < target_lengths[twin]]
+        for row, length in zip(rows, lengths, strict=True):
+            if row.constraint is not None:
+                row.constraint.roll_back(row.constraint.written - length)
         twins = [self.twins.get(row) for row in rows]
         return [
             twin.ids[len(row.ids) :] if twin is not None and twin in target_lengths else []

@@ -28,6 +28,7 @@ from triptych.probe import Session
 from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
+from triptych.text import Tokenizer
 from .next_tokens import Choice, choose
 from .prefixes import Prefixes
 from .request import LiveRow, Output, Request, check_new, check_request, check_running
@@ -43,6 +44,7 @@ class Engine(Explained):
     refused with InputError.
 
     decode        makes text of ids, for stop strings.
+    tokenizer     the texts of the ids, for constraints.
     chunk         ids of a prompt that a step reads at most.
     budget        ids that a step runs at most, about: those of rows that decode first, then of the oldest prompts.
     executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere),
@@ -63,7 +65,7 @@ class Engine(Explained):
     def __init__(
         self, module: Transformer, *, decode: Decode | None = None, chunk: int | None = None,
         budget: int | None = None, executor: Executor = "auto", matmul: Matmul = "auto", reuse: bool = False,
-        speculation: Speculation | None = None, cache_type: CacheType = "auto",
+        speculation: Speculation | None = None, cache_type: CacheType = "auto", tokenizer: Tokenizer | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(module, torch.nn.Module) or not hasattr(module, "spec"):
             raise InputError(f"an engine runs a Transformer, as model.module is one, not a {type(module).__name__}")
@@ -78,6 +80,7 @@ class Engine(Explained):
             raise InputError(f"matmul='bf16' needs the native executor, and executor={executor!r} was asked for")
         self.module, self.decode, self.executor, self.reuse, self.matmul = module, decode, executor, reuse, matmul
         self.cache_type: CacheType = cache_type
+        self.tokenizer = tokenizer
         self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
         self.prefixes: Prefixes | None = None
@@ -124,7 +127,8 @@ class Engine(Explained):
         """Rows for these requests, in the same order; their sources and prompts are read in the next steps.
 
         Raises InputError, before anything runs, for a row that would outgrow the model's positions, an id outside the
-        vocabulary and a missing source; TextError for stop strings without a `decode`.
+        vocabulary, a missing source and a constraint that cannot be kept; TextError for stop strings without a
+        `decode` and for a constraint with a tokenizer that it cannot use.
         """
         rows = [self.prepare(request) for request in requests]
         self.join(rows)
@@ -269,10 +273,10 @@ class Engine(Explained):
                 fill = None if self.prefixes is None else self.prefixes.fill
                 share = self.runner.token_counts(self.rows, self.budget, fill)
             outputs, ended = list[Output](), list[LiveRow]()
-            plain = self._greedy and not self._all_logits and self.speculation is None
+            at_once = not self._all_logits and self.speculation is None  # logits are used before the next forward
             for session, members in self._groups:
                 for part in [members] if share is None else self.runner.parts(members, share):
-                    computed = self.runner.run(session, part, share, self._all_logits, plain)
+                    computed = self.runner.run(session, part, share, self._all_logits, at_once, self._greedy)
                     tokens, tops = computed.best or (list[int](), list[float]())
                     if not tokens or not all(map(isfinite, tops)):
                         self._choose_tokens(computed, outputs, ended)
@@ -383,7 +387,9 @@ class Engine(Explained):
         if request.stop and self.decode is None:
             raise TextError("stop strings need a tokenizer; give ids at which to end instead")
         stops = StopDetector(request.stop, self.decode) if request.stop and self.decode is not None else None
-        return LiveRow(request, list(request.prompt), stops, slot)
+        start = None if request.constraint is None else request.constraint.start
+        constraint = None if start is None else start(self.tokenizer, spec.vocab, request.ends)
+        return LiveRow(request, list(request.prompt), stops, slot, constraint=constraint)
 
     def _expect(self, row: LiveRow) -> None:
         self.cache.expect(row.slot, min(len(row.request.prompt) + 1, row.limit), row.limit)
@@ -400,6 +406,7 @@ class Engine(Explained):
         self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self.rows)
         self._greedy = all(
             not row.request.rules
+            and row.constraint is None
             and row.request.logprobs is None
             and row.request.sampling.temperature == 0
             and row.request.sampling.repetition_penalty == 1

@@ -28,7 +28,8 @@ class Generation(Explained):
 
     text       the new text, without the prompt, the end token and the stop string; "" without a tokenizer.
     ids        the new token ids, those of the end token and of the stop string included.
-    reason     why it ended: "end" (an end token), "stop" (a stop string) or "length" (`max_new_tokens`).
+    reason     why it ended: "end" (an end token, or the end of the constraint), "stop" (a stop string) or "length"
+               (`max_new_tokens`).
     trace      what was read of the whole batch, where `read` or `edit` was given; the same in every result.
     logprobs   for each id its log-probability and the likeliest ones (nats), where they were requested.
     reused     how many ids of the prompt had their keys and values copied from another prompt.
@@ -185,11 +186,19 @@ def _generations(
     for row in rows:
         request, ids = row.request, row.new
         ended = bool(ids) and ids[-1] in request.ends
-        text, reason = "", "end" if ended else "length"
+        text, reason = "", "end" if ended or row.reason == "end" else "length"
         if tokenizer is not None:
             before = before_stop(tokenizer.decode(ids), request.stop) if request.stop else None
-            text = tokenizer.decode(ids[: len(ids) - ended]) if before is None else before
+            text = _text(tokenizer, request, ids[: len(ids) - ended]) if before is None else before
             reason = reason if before is None else "stop"
         wanted, trace = None if request.logprobs is None else logprobs.get(row), traces[id(request.probe)]
         generations.append(Generation(text, ids, reason, trace, wanted, row.reused, row.drafted, row.accepted))
     return generations
+
+
+def _text(tokenizer: Tokenizer, request: Request, ids: Sequence[int]) -> str:
+    """The text of some ids; under a constraint with all its spaces, which are part of what is kept."""
+    if request.constraint is None or not tokenizer.cleans_spaces:
+        return tokenizer.decode(ids)
+    stream = tokenizer.stream()
+    return "".join(map(stream.put, ids)) + stream.flush()

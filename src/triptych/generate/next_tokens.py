@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from triptych.errors import InputError
+from .constraints import masks_of
 from .request import LiveRow, TokenLogprobs
-from .sampling import NOT_FINITE, apply_rules, draw, penalize
+from .sampling import NOT_FINITE, TokenMasks, apply_rules, draw, penalize
 
 POSITIONS = 64  # whose log-probabilities are in memory at once: one for each token of the vocabulary
 
@@ -28,24 +30,36 @@ class Choice:
 def choose(rows: Sequence[LiveRow], logits: Tensor) -> list[Choice]:
     """A choice for each row from its logits [B, V].  An error of one row leaves the others as they are."""
     choices = [Choice() for _ in rows]
-    for i, finite in enumerate(torch.isfinite(logits.amax(dim=-1)).tolist()):
-        if not finite:
+    for i, largest in enumerate(_largest(logits)):
+        if not isfinite(largest):
             choices[i].error = InputError(NOT_FINITE)
     scores = logits
     if any(row.request.rules for row in rows):
         ruled = [_ruled(row, x, choice) for row, x, choice in zip(rows, logits, choices, strict=True)]
         scores = torch.stack(ruled)
+    masks = _masks(rows, scores, choices)
     scores = _penalized(rows, scores.float(), choices)
     good = [i for i, choice in enumerate(choices) if choice.error is None]
     if good:
-        chosen, live = scores if len(good) == len(rows) else scores[good], [rows[i] for i in good]
+        every, live = len(good) == len(rows), [rows[i] for i in good]
+        chosen, allowed = (scores, masks) if every else (scores[good], masks and masks.of(good))
         settings, numbers = [row.request.sampling for row in live], [row.request.number for row in live]
-        for i, token in zip(good, draw(chosen, settings, [len(row.ids) for row in live], numbers), strict=True):
+        tokens = draw(chosen, settings, [len(row.ids) for row in live], numbers, allowed)
+        for i, token in zip(good, tokens, strict=True):
             choices[i].token = token
+            if token < 0:
+                choices[i].error = InputError("the model's logits of all tokens that may come next are -inf")
     for row, x, choice in zip(rows, logits, choices, strict=True):
         if row.request.logprobs is not None and choice.error is None:
             (choice.logprobs,) = token_logprobs(x[None], [choice.token], row.request.logprobs)
     return choices
+
+
+def _largest(logits: Tensor) -> list[float]:
+    """The largest logit of each row [B, V], NaN where one is NaN; by numpy on a CPU, in a fraction of torch's time."""
+    plain = logits.is_cpu and logits.dtype == torch.float32
+    largest: list[float] = (logits.detach().numpy().max(-1) if plain else logits.amax(dim=-1)).tolist()
+    return largest
 
 
 def _ruled(row: LiveRow, logits: Tensor, choice: Choice) -> Tensor:
@@ -57,6 +71,23 @@ def _ruled(row: LiveRow, logits: Tensor, choice: Choice) -> Tensor:
         except Exception as error:
             choice.error = error
     return logits.float()
+
+
+def _masks(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> TokenMasks | None:
+    """The tokens that the constraints of the rows allow, None where there are no constraints; where one leaves nothing
+    of the scores [B, V], its error is in the choice."""
+    states = [row.constraint if choice.error is None else None for row, choice in zip(rows, choices, strict=True)]
+    if not any(states):
+        return None
+    masks = masks_of(states)
+    for i, (row, state) in enumerate(zip(rows, states, strict=True)):
+        if state is None:
+            continue
+        if row.request.rules and not masks.of([i]).apply(scores[i : i + 1].float()).isfinite().any():
+            state.problem = state.problem or "the rules forbid all tokens that it allows"
+        if state.problem is not None:
+            choices[i].error = state.error
+    return masks
 
 
 def _penalized(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]) -> Tensor:

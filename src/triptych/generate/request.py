@@ -12,6 +12,7 @@ from triptych.arguments import checked_methods, integer, listed, number
 from triptych.errors import InputError, shown
 from triptych.nn import InputRow
 from triptych.probe import Session
+from .constraints import Constraint, RowConstraint, constraint_of
 from .sampling import Rule, Sampling, check_rules
 from .stops import StopDetector, stop_strings
 
@@ -30,6 +31,7 @@ class Request:
     ends            ids after which the row ends.
     stop            strings at which the row ends, as soon as its new text holds one.
     rules           applied to the logits before each choice, in order.
+    constraint      what the new text must be (`Constraint`); it goes without `stop`, which would cut it.
     number          index of the request among its caller's: the noise of sampling depends on it, on the seed and on the
                     position, and on nothing else.
     probe           the reads and edits of a run, a `probe.Session`; `number` is the row's item there.
@@ -49,6 +51,7 @@ class Request:
     ends: Collection[int] = ()
     stop: str | Sequence[str] = ()
     rules: Sequence[Rule] = ()
+    constraint: Constraint | None = None
     number: int = 0
     probe: Session | None = None
     logprobs: int | None = None
@@ -79,17 +82,20 @@ class Request:
                 f"probe={shown(self.probe)} must be a Session, as probe.Session(probe.Plan.of(model.spec, read, edit))"
             )
         check_rules(self.rules)
+        if not isinstance(self.constraint, Constraint | None):
+            raise InputError(f"constraint={shown(self.constraint)} must be a Constraint, as Constraint.choices(['a'])")
+        constraint_of(None, self.constraint, stop_strings(self.stop))
 
 
 @dataclass(eq=False)
 class LiveRow:
     """A request while it runs: its ids so far, and the cache slot that holds the first `cached` of them.
 
-    `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string), `length`, `cancelled`,
-    `deadline`, or `error`, with the exception in `error`.  `cache` is the one that has its slot, None before and after.
-    `reused` ids of the prompt came from another row's cache.  `draft` are guesses for the next ids; of all that were
-    made, `drafted`, `accepted` were right.  `path` are the keys under which the probe keeps what the row read, the
-    newest last (`probe.Session.branch`).
+    `reason` is None while the row runs; then `end` (an id of `ends`, or a constraint after which nothing comes), `stop`
+    (a stop string), `length`, `cancelled`, `deadline`, or `error`, with the exception in `error`.  `cache` is the one
+    that has its slot, None before and after.  `reused` ids of the prompt came from another row's cache.  `draft` are
+    guesses for the next ids; of all that were made, `drafted`, `accepted` were right.  `path` are the keys under which
+    the probe keeps what the row read, the newest last (`probe.Session.branch`).
     """
 
     request: Request
@@ -104,6 +110,7 @@ class LiveRow:
     draft: Sequence[int] = ()
     drafted: int = 0
     accepted: int = 0
+    constraint: RowConstraint | None = None
 
     def __post_init__(self) -> None:
         self.limit = len(self.request.prompt) + self.request.max_new_tokens
@@ -116,6 +123,7 @@ class LiveRow:
         """The same row in another slot, to go on in another way (beams)."""
         twin = LiveRow(self.request, list(self.ids), None, slot, self.cached)
         twin.source, twin.path, twin.cache = self.source, self.path, self.cache
+        twin.constraint = None if self.constraint is None else self.constraint.copy()
         return twin
 
     def branch(self) -> None:
@@ -125,10 +133,13 @@ class LiveRow:
 
     def ends(self) -> bool:
         """Whether the row ends after its newest id; `reason` says why."""
-        if self.stops is not None and self.stops.put(self.ids[-1]):
+        token, constraint = self.ids[-1], self.constraint
+        if self.stops is not None and self.stops.put(token):
             self.reason = "stop"
-        elif self.ids[-1] in self.request.ends:
+        elif token in self.request.ends or (constraint is not None and constraint.advance(token)):
             self.reason = "end"
+        elif constraint is not None and constraint.problem is not None:
+            self.reason, self.error = "error", constraint.error
         elif len(self.ids) >= self.limit:
             self.reason = "length"
         return self.reason is not None

@@ -150,6 +150,8 @@ class Speculation:
         vocab = runner.module.spec.vocab
         for row, ids in zip(counts, guesses, strict=True):
             guess = [*takewhile(lambda token: token < vocab, ids)]  # a source may have more ids than the decoder
+            if row.constraint is not None:
+                guess = guess[: row.constraint.leading(guess)]
             if guess:
                 row.draft = guess
                 self.guessing = True

@@ -176,15 +176,17 @@ class StepRunner:
 
     def run(
         self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool,
-        find_best: bool = False,
+        at_once: bool = False, find_best: bool = False,
     ) -> ForwardResult:  # fmt: skip
         """The next piece of each row: what it lacks, at most `chunk` ids or its `share`, and its draft behind the end.
 
         Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.  The
-        likeliest tokens are looked for where `find_best`, which goes without `all_logits`.
+        next forward may overwrite the logits where they are used `at_once`, which goes without `all_logits`; then the
+        likeliest tokens are looked for where `find_best`.
         """
-        if find_best and share is None and isinstance(self.executor, NativeStep):
-            next_tokens = self._next_tokens(self.executor, session, rows)
+        find_best = find_best and at_once
+        if at_once and share is None and isinstance(self.executor, NativeStep):
+            next_tokens = self._next_tokens(self.executor, session, rows, find_best)
             if next_tokens is not None:
                 return next_tokens
         ids, logit_places, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
@@ -269,7 +271,7 @@ class StepRunner:
         return (logits, computed_rows), True
 
     def _next_tokens(
-        self, executor: NativeStep, session: Session | None, rows: Sequence[LiveRow]
+        self, executor: NativeStep, session: Session | None, rows: Sequence[LiveRow], find_best: bool
     ) -> ForwardResult | None:
         """What `run` gives of rows that have one token to run each and no draft, where the native step takes them: the
         step of most forwards, with nothing else to decide.  Its logits are overwritten by the next forward, unless they
@@ -297,7 +299,7 @@ class StepRunner:
             return None
         if session is not None:
             logits = session.taps_under("")("logits", logits, own)
-        best = largest_of(logits)
+        best = largest_of(logits) if find_best else None
         self.running = ()
         for row in rows:
             row.cached += 1

@@ -83,6 +83,8 @@ class Model(ModelTraining):
         early_stopping: bool = False,
         chunk: int | None = None,
         rules: Sequence[running.Rule] = (),
+        schema: object = None,
+        constraint: running.Constraint | None = None,
         logprobs: int | None = None,
         read: Reads = (),
         edit: Edits = (),
@@ -104,7 +106,9 @@ class Model(ModelTraining):
         neither text nor result.  `temperature=0` is greedy and ignores the other sampling settings
         but the repetition penalty; `generate.Sampling` defines `top_k`, `top_p`, `min_p` and `repetition_penalty`.  A
         `seed` that is not given is 0.  `decoder_prefix` is the start of an encoder-decoder's output.  `rules` change
-        the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
+        the logits of each row before its next token is chosen (`generate.Rule`).  `schema`, a JSON schema as a dict or
+        a text, or a pydantic model class, makes every text JSON of that schema; `constraint` is a
+        `generate.Constraint` of another kind.  `logprobs=N` gives the
         log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
         instead of sampling: hypotheses are ranked by their log-probability over length ** `length_penalty`, and with
         `early_stopping` the search stops when `beams` of them have ended.  `chunk` processes prompts that many tokens
@@ -134,7 +138,7 @@ class Model(ModelTraining):
             self.inputs, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
             seed=seed, max_new_tokens=max_new_tokens, stop=running.stop_strings(stop), stop_ids=stop_ids,
-            logprobs=logprobs,
+            logprobs=logprobs, constraint=running.constraint_of(schema, constraint, running.stop_strings(stop)),
         )  # fmt: skip
         if integer("beams", beams, 0):
             guesses = None if draft_tokens == 4 else draft_tokens
@@ -186,6 +190,8 @@ class Model(ModelTraining):
         decoder_prefix: str | Sequence[int] = (),
         chunk: int | None = None,
         rules: Sequence[running.Rule] = (),
+        schema: object = None,
+        constraint: running.Constraint | None = None,
         edit: Edits = (),
         allow_null: bool = False,
         cache: CacheType = "auto",
@@ -202,6 +208,7 @@ class Model(ModelTraining):
             self.inputs, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
             rules=rules, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, max_new_tokens=max_new_tokens, stop_ids=stop_ids,
+            constraint=running.constraint_of(schema, constraint, running.stop_strings(stop)),
         )  # fmt: skip
         check_cache_type(cache)
         for name, changed in (("chunk", chunk is not None), ("cache", cache != "auto")):
@@ -236,7 +243,7 @@ class Model(ModelTraining):
 
     def _engine(self, stop: str | Sequence[str] = (), **settings: Any) -> running.Engine:
         decode = self.inputs.words.decode if running.stop_strings(stop) else None
-        return running.Engine(self.module, decode=decode, executor=self.executor, **settings)
+        return running.Engine(self.module, decode=decode, executor=self.executor, tokenizer=self.tokenizer, **settings)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
         """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`, options as in `stream`.

@@ -78,15 +78,68 @@ void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float
     kernels_in_use->largest_of(x, count, n, places, tops);
 }
 
+/* The scores x [n] in `y`, those at -inf whose bit is 0. */
+static void mask_row(const float *x, float *y, int32_t n, const uint32_t *mask)
+{
+    memcpy(y, x, (size_t)n * sizeof *y);
+    for (int32_t begin = 0; begin < n; begin += 32) {
+        int32_t size = n - begin < 32 ? n - begin : 32;
+        uint32_t barred = ~*mask++;
+        if (size < 32) barred &= ((uint32_t)1 << size) - 1;
+        for (; barred; barred &= barred - 1) y[begin + __builtin_ctz(barred)] = -INFINITY;
+    }
+}
+
+void mask_scores(const float *x, float *y, int32_t count, int32_t n, const uint32_t *masks, int32_t words,
+                 const int32_t *which)
+{
+    for (int32_t row = 0; row < count; row++, x += n, y += n) {
+        if (which[row] < 0)
+            memcpy(y, x, (size_t)n * sizeof *y);
+        else
+            mask_row(x, y, n, masks + (int64_t)which[row] * words);
+    }
+}
+
+/* The token of one row of those whose bit is 1: of few the numbers are taken out, of many the others are at -inf.
+   `scratch` are 5 n numbers. */
+static int32_t draw_masked(const float *x, int32_t n, const struct draw *how, const uint32_t *mask, float *scratch)
+{
+    float *numbers = scratch, *weights = scratch + 2 * (int64_t)n;
+    int32_t *ids = (int32_t *)(scratch + n), kept = 0, token;
+    int64_t allowed = 0;
+    for (int32_t word = 0; word < (n + 31) / 32; word++) allowed += __builtin_popcount(mask[word]);
+    if (allowed > n / 8) {
+        mask_row(x, numbers, n, mask);
+        if (how->top_k != 1) return kernels_in_use->sample(numbers, n, how, weights, weights + n);
+        largest_of(numbers, 1, n, &token, weights);
+        return token;
+    }
+    for (int32_t begin = 0; begin < n; begin += 32)
+        for (uint32_t bits = *mask++; bits; bits &= bits - 1) {
+            int32_t i = begin + __builtin_ctz(bits);
+            if (i >= n) break;
+            numbers[kept] = x[i];
+            ids[kept++] = i;
+        }
+    if (kept == 0) return -1;
+    token = kernels_in_use->sample(numbers, kept, how, weights, weights + n);
+    return token < 0 ? -1 : ids[token];
+}
+
 /* The tokens drawn from `count` rows x [count][n], each in its own way; -1 for a row that has numbers which are not finite.
-   `scratch` are 3 n numbers for each thread. */
+   With `masks`, those of `mask_scores`, only tokens that they allow.  `scratch` are 5 n numbers for each thread. */
 void draw_tokens(const float *x, int32_t count, int32_t n, const struct draw *how, int32_t *tokens, float *scratch,
-                 int32_t threads)
+                 int32_t threads, const uint32_t *masks, int32_t words, const int32_t *which)
 {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (count > 1)
     for (int32_t row = 0; row < count; row++) {
-        float *weights = scratch + (int64_t)omp_get_thread_num() * 3 * n;
-        tokens[row] = kernels_in_use->sample(x + (int64_t)row * n, n, how + row, weights, weights + n);
+        float *own = scratch + (int64_t)omp_get_thread_num() * 5 * n;
+        const float *numbers = x + (int64_t)row * n;
+        if (masks != NULL && which[row] >= 0)
+            tokens[row] = draw_masked(numbers, n, how + row, masks + (int64_t)which[row] * words, own);
+        else
+            tokens[row] = kernels_in_use->sample(numbers, n, how + row, own, own + n);
     }
 }
 

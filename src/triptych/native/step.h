@@ -217,9 +217,14 @@ void run_steps(const struct plan *plans, const struct batch *batches, int32_t co
 /* Where the largest number of each row of x [count][n] stands first, or its first NaN, and that number. */
 void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops);
 
-/* Draw a token from each row (sample.h). */
+/* Draw a token from each row (sample.h), of those that its mask allows where it has one. */
 void draw_tokens(const float *x, int32_t count, int32_t n, const struct draw *how, int32_t *tokens, float *scratch,
-                 int32_t threads);
+                 int32_t threads, const uint32_t *masks, int32_t words, const int32_t *which);
+
+/* The scores x [count][n] in `y`, those at -inf whose bit in a mask is 0.  Row i has the mask `which[i]` of so many words,
+   the lowest bit first; a row with -1 is copied. */
+void mask_scores(const float *x, float *y, int32_t count, int32_t n, const uint32_t *masks, int32_t words,
+                 const int32_t *which);
 
 /* The name and the value of constant `i` that triptych.native.step repeats: numbers of enumerations, sizes of structures,
    and as a name OPERANDS.  NULL beyond the last one. */

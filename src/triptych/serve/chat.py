@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def routes(server: Server) -> list[Route]:
     async def chat(request: HttpRequest) -> Response:
-        fields = await body(request, "sampling", "chat", *server.inside)
+        fields = await body(request, "sampling", "constraint", "chat", *server.inside)
         worker = server.worker_of(fields)
         top = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
         generation = await begin(worker, fields, conversation_of(fields), kind="chatcmpl-", logprobs=top)

@@ -28,6 +28,7 @@ from .fields import ApiError, Fields
 from .generation import REASONS, Generated, Generation, error_event, event, respond
 from .inside import edited
 from .requests import body, generation_request, refused, seed_of
+from .structured import constraint_of
 from .worker import ModelWorker, Piece
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 def routes(server: Server) -> list[Route]:
     async def completions(request: HttpRequest) -> Response:
-        fields = await body(request, "sampling", "completions", *server.inside)
+        fields = await body(request, "sampling", "constraint", "completions", *server.inside)
         worker = server.worker_of(fields)
         require(worker, "completions")
         rows = await asyncio.to_thread(rows_of, worker, fields)  # long texts take long to tokenize
@@ -66,6 +67,7 @@ def rows_of(worker: ModelWorker, fields: Fields) -> list[PromptRows]:
     not go together."""
     model, prompts, prefix = worker.model, fields.rows("prompt"), fields.get("decoder_prefix", "")
     each, count, seed = _rows_of_each(worker, fields), fields.get("n", 1), seed_of(fields)
+    constraint = constraint_of(fields, model)
     try:
         rows, sources = decoder_rows(model.inputs, prompts, prefix)
     except TriptychError as error:
@@ -84,7 +86,9 @@ def rows_of(worker: ModelWorker, fields: Fields) -> list[PromptRows]:
         source = None if sources is None else sources[i]
         numbers = range(i * each, (i + 1) * each)
         requests = [
-            generation_request(model, fields, read, source, number, seed, logprobs=logprobs, all_logits=scored)
+            generation_request(
+                model, fields, read, source, number, seed, logprobs=logprobs, all_logits=scored, constraint=constraint
+            )
             for number in numbers
         ]
         made.append(PromptRows(requests, count, row, text))

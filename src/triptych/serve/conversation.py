@@ -17,6 +17,7 @@ from .generation import Generation
 from .inside import edited
 from .replies import Reply
 from .requests import generation_request, seed_of
+from .structured import constraint_of
 from .tools import ToolUse, form_of
 from .worker import ModelWorker
 
@@ -158,13 +159,18 @@ async def begin(
     prompt = await asyncio.to_thread(prompt_of, worker, conversation)  # which takes long where it is long
     if use.forced:
         raise ApiError(400, "tool_choice can be auto or none here; no call can be required", "tool_choice")
+    constraint = await asyncio.to_thread(constraint_of, fields, worker.model)
+    if constraint is not None and use.active:
+        problem = "a form of the answer would keep the model from calling a tool; leave out the form or the tools"
+        raise ApiError(400, problem, "tools")
     seed = seed_of(fields)
     requests = [
         generation_request(
-            worker.model, fields, prompt.ids, prompt.source, number, seed, MOST_TOKENS, shorten, logprobs=logprobs
+            worker.model, fields, prompt.ids, prompt.source, number, seed, MOST_TOKENS, shorten, logprobs=logprobs,
+            constraint=constraint,
         )
         for number in range(fields.get("n", 1))
-    ]
+    ]  # fmt: skip
     form, edited_requests = prompt.form, await edited(worker, fields, requests)
     return Generation(
         worker, fields, edited_requests, kind=kind, hidden=None if form is None else hidden_ids(worker, form),

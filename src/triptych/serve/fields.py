@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "number": (int, float), "integer": (int,), "boolean": (bool,), "string": (str,), "strings": (str, list),
     "prompt": (str, list), "array": (list,), "object": (dict,), "choice": (str, dict),
     "selection": (int, list), "rows": (str, list), "ids": (list,), "prefix": (str, list), "duration": (str, int, float),
+    "schema": (str, dict),
 }  # fmt: skip
 MOST_ROWS = 2048  # texts, or lists of token ids, of one request
 
