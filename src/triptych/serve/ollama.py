@@ -60,9 +60,10 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "ollama", "ollama_chat")
         worker = server.worker_of(fields)
         require(worker, "chat")
+        sampling = sampling_of(fields)
         if not fields.values["messages"]:
             return loaded(worker, fields, {"message": {"role": "assistant", "content": ""}})
-        conversation, sampling = conversation_of(fields), sampling_of(fields)
+        conversation = conversation_of(fields)
         generation = await begin(worker, sampling, conversation, kind="ollama")
         return await answered(request, generation, message_json)
 
@@ -70,10 +71,11 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "ollama", "ollama_generate")
         worker = server.worker_of(fields)
         require(worker, "completions")
+        sampling = sampling_of(fields)
         check_system(worker, fields)
         if not fields.get("prompt"):
             return loaded(worker, fields, {"response": ""})
-        generation = await continuation(worker, sampling_of(fields))
+        generation = await continuation(worker, sampling)
         return await answered(request, generation, lambda text, calls: {"response": text})
 
     async def embed(request: HttpRequest) -> Response:
