@@ -22,7 +22,7 @@ from .abilities import require
 from .calls import prepared
 from .chat import function_of
 from .conversation import Call, Conversation, Message, begin
-from .embeddings import vectors_of
+from .embeddings import listed, vectors_of
 from .fields import ApiError, Fields, read
 from .generation import REASONS, Generation, advice_header, respond
 from .replies import CallPart, TextPart
@@ -83,9 +83,10 @@ def routes(server: Server) -> list[Route]:
         worker, start = server.worker_of(fields), time.perf_counter()
         require(worker, "embeddings")
         vectors, count = await vectors_of(request, worker, fields, fields.rows("input"))
-        answer = {"model": worker.name, "embeddings": vectors.tolist(), "prompt_eval_count": count, "load_duration": 0}
-        seconds = time.perf_counter() - start
-        return JSONResponse(answer | {"total_duration": _nanoseconds(seconds)}, headers=advice_header(fields))
+        took = {"load_duration": 0, "total_duration": _nanoseconds(time.perf_counter() - start)}
+        answer = {"model": worker.name, "prompt_eval_count": count, **took}
+        lists = (vector.tolist() for vector in vectors)
+        return await listed(answer, "embeddings", lists, headers=advice_header(fields))
 
     return [
         Route("/api/version", version),
