@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from torch import Tensor
 
@@ -31,12 +33,12 @@ def routes(server: Server) -> list[Route]:
         require(worker, "embeddings")
         vectors, count = await vectors_of(request, worker, fields, fields.rows("input"))
         packed = fields.get("encoding_format") == "base64"
-        data = [
+        data = (
             {"object": "embedding", "index": i, "embedding": base64_of(vector) if packed else vector.tolist()}
             for i, vector in enumerate(vectors)
-        ]
-        answer = {"object": "list", "data": data, "model": worker.name, "usage": usage_of(count)}
-        return JSONResponse(answer, headers=advice_header(fields))
+        )
+        answer = {"object": "list", "model": worker.name, "usage": usage_of(count)}
+        return await listed(answer, "data", data, headers=advice_header(fields))
 
     return [Route("/v1/embeddings", embeddings, methods=["POST"])]
 
@@ -67,6 +69,19 @@ async def vectors_of(
 def base64_of(vector: Tensor) -> str:
     """The numbers as little-endian fp32, as OpenAI's clients read them."""
     return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+
+
+async def listed(
+    answer: Mapping[str, object], name: str, entries: Iterable[object], *, headers: Mapping[str, str]
+) -> Response:
+    """An answer with a long list, made in another thread entry by entry: as a whole, thousands of vectors would keep
+    all other threads waiting for a second."""
+
+    def content() -> str:
+        every = ",".join(map(json.dumps, entries))
+        return f'{json.dumps(answer)[:-1]}, "{name}": [{every}]}}'
+
+    return Response(await asyncio.to_thread(content), media_type="application/json", headers=headers)
 
 
 def usage_of(count: int) -> dict[str, Any]:

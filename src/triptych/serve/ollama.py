@@ -22,7 +22,7 @@ from .abilities import require
 from .calls import prepared
 from .chat import function_of
 from .conversation import Call, Conversation, Message, begin
-from .embeddings import vectors_of
+from .embeddings import listed, vectors_of
 from .fields import ApiError, Fields, read
 from .generation import REASONS, Generation, advice_header, respond
 from .replies import CallPart, TextPart
@@ -60,9 +60,10 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "ollama", "ollama_chat")
         worker = server.worker_of(fields)
         require(worker, "chat")
+        sampling = sampling_of(fields)
         if not fields.values["messages"]:
             return loaded(worker, fields, {"message": {"role": "assistant", "content": ""}})
-        conversation, sampling = conversation_of(fields), sampling_of(fields)
+        conversation = conversation_of(fields)
         generation = await begin(worker, sampling, conversation, kind="ollama")
         return await answered(request, generation, message_json)
 
@@ -70,10 +71,11 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "ollama", "ollama_generate")
         worker = server.worker_of(fields)
         require(worker, "completions")
+        sampling = sampling_of(fields)
         check_system(worker, fields)
         if not fields.get("prompt"):
             return loaded(worker, fields, {"response": ""})
-        generation = await continuation(worker, sampling_of(fields))
+        generation = await continuation(worker, sampling)
         return await answered(request, generation, lambda text, calls: {"response": text})
 
     async def embed(request: HttpRequest) -> Response:
@@ -81,9 +83,10 @@ def routes(server: Server) -> list[Route]:
         worker, start = server.worker_of(fields), time.perf_counter()
         require(worker, "embeddings")
         vectors, count = await vectors_of(request, worker, fields, fields.rows("input"))
-        answer = {"model": worker.name, "embeddings": vectors.tolist(), "prompt_eval_count": count, "load_duration": 0}
-        seconds = time.perf_counter() - start
-        return JSONResponse(answer | {"total_duration": _nanoseconds(seconds)}, headers=advice_header(fields))
+        took = {"load_duration": 0, "total_duration": _nanoseconds(time.perf_counter() - start)}
+        answer = {"model": worker.name, "prompt_eval_count": count, **took}
+        lists = (vector.tolist() for vector in vectors)
+        return await listed(answer, "embeddings", lists, headers=advice_header(fields))
 
     return [
         Route("/api/version", version),

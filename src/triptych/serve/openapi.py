@@ -148,7 +148,7 @@ def _shape_schema(
         if name == "logit_bias":
             digits = max(len(str(first.spec.vocab)) - 1, 1)
             schema |= {"propertyNames": {"pattern": f"^[0-9]{{1,{digits}}}$"}, "additionalProperties": BIAS}
-        if name in LIMITS and first.spec.longest_row is not None:
+        if name in LIMITS and first.spec.longest_row is not None and not about.get("shortens"):
             schema["maximum"] = first.spec.longest_row - 1
         if name == "language" and first.languages:
             schema["enum"] = list(first.languages)
