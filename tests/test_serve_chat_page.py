@@ -303,7 +303,12 @@ def test_texts_are_never_markup(tab: Tab) -> None:
 @pytest.mark.parametrize("width", [390, 1280])
 def test_names_widths_and_the_keyboard(port: int, browser: Browser, width: int, dark: bool) -> None:
     tab = opened(browser, port, width=width, dark=dark)
-    say(tab, "hello " * 30)
+    for _ in range(6):
+        say(tab, "hello")
+    ends = f"{VIEW}.turns.at(-1).node.getBoundingClientRect().bottom, {VIEW}.form.getBoundingClientRect().top"
+    end, form = tab.evaluate(f"[{ends}, scrollY]")[:2]
+    assert 0 < end <= form + 1  # the last answer is in view
+    assert tab.evaluate("scrollY") > 0  # and was not from the beginning
     tab.evaluate(f"{VIEW}.panel.keep({VIEW}.turns[1].answer.pieces[2])")
     tab.evaluate(f"{VIEW}.panel.attention.load()")
     assert nameless(tab) == []

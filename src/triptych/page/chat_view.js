@@ -16,6 +16,11 @@ class ChatView {
     place.append(div("chat-parts",
       div("talk", this.log, this.problem, this.keyForm, this.form, this.status),
       div("aside", this.panel.node, this.settings.node)));
+    let before = 0; // an answer stays in view while it grows, until its reader scrolls up
+    addEventListener("scroll", () => {
+      this.following &&= scrollY >= before;
+      before = scrollY;
+    });
     onkeys(place, { Escape: () => (this.running ? this.stop() : this.panel.forget()) });
     const saved = ({ message, answer }) => ({ ...message(), tokens: answer?.pieces.map(({ entry }) => entry) });
     Object.defineProperty(section, "turns", { enumerable: true, get: () => this.turns.map(saved) }); // for "Data"
@@ -194,6 +199,7 @@ class ChatView {
     const body = this.settings.body(known.map((one) => one.message()));
     if (answer.text) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
     this.busy(running, turn);
+    this.following = true;
     let [first, end] = [null, "stopped"];
     await this.guarded(async () => {
       for await (const { choices: [choice] } of this.server.stream(body, running.signal)) {
@@ -201,9 +207,7 @@ class ChatView {
         if (!choice) continue;
         const entries = choice.logprobs?.content ?? [];
         if (entries.length) first ??= performance.now();
-        const below = root.scrollHeight - innerHeight - scrollY;
         answer.add(pieces.put(choice.delta.content ?? "", entries));
-        if (below < 40) scrollTo(0, root.scrollHeight); // who reads the end sees it grow
         if (choice.finish_reason) end = ENDS[choice.finish_reason] ?? choice.finish_reason;
         this.tell(turn, answer.count - had, begun, first);
       }
@@ -221,6 +225,7 @@ class ChatView {
     const speed = count > 1 && seconds > 0 ? `${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
     const facts = [`${count} tokens`, speed, `the first after ${wait.toFixed(2)} s`, end];
     turn.note.textContent = facts.filter(Boolean).join(", ");
+    if (this.following) turn.node.scrollIntoView({ block: "end", behavior: "instant" });
   }
 
   // `running` ends the answer of `turn`; null where none is written.
