@@ -73,7 +73,11 @@ def chat(
     if (checkpoint is None) == (url is None):
         raise BadParameter("give a MODEL, or a server with --url URL" + ("" if url is None else ", and not both"))
     if url is not None:
-        local = {"--show-prompt": show_prompt, "--draft": draft, "--cache": None if cache == "auto" else cache}
+        local: dict[str, object] = {
+            "--show-prompt": show_prompt,
+            "--draft": draft,
+            "--cache": None if cache == "auto" else cache,
+        }
         local |= {"--schema": schema, "--regex": regex, "--choice": choice}
         for option in (name for name, value in local.items() if value):
             raise BadParameter(f"{option} is for a MODEL on this machine, not for a server")
