@@ -184,6 +184,17 @@ def test_memory_grows_by_chunks_and_nothing_moves() -> None:
     assert held(cache, 0) == [1.0] * 9 + [3.0] * 90
 
 
+def test_slots_are_added_when_all_rows_have_left() -> None:
+    cache, pages = paged(1)
+    write(cache, 0, [1.0] * 40)
+    cache.free([0])
+    assert nothing_is_held(pages)
+    assert cache.add(3) == [0, 1, 2]
+    for slot in range(3):
+        write(cache, slot, [float(slot)] * (50 - slot))
+    assert [held(cache, slot) for slot in range(3)] == [[float(slot)] * (50 - slot) for slot in range(3)]
+
+
 def test_memory_that_is_not_there_leaves_every_row_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, pages = paged(2)
     write(cache, 0, [1.0] * 6)
