@@ -84,9 +84,9 @@ async def stream(port: int, job: Job, model: str) -> Streamed:
     body |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     seen = Streamed(time.perf_counter())
-    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + data)
+    writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
     status = await reader.readline()
     if b" 200 " not in status:
         raise SystemExit(f"the server answered {status!r}: {(await reader.read())[-500:]!r}")

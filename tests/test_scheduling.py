@@ -16,7 +16,17 @@ from test_engine import MODELS, PROMPTS, alone, requests
 from test_native_step import packed
 from triptych import machine
 from triptych.errors import InputError, ProbeError
-from triptych.generate import Engine, LiveRow, QueueProgress, Request, Sampling, Scheduler, forbid, scheduling
+from triptych.generate import (
+    CacheBudget,
+    Engine,
+    LiveRow,
+    QueueProgress,
+    Request,
+    Sampling,
+    Scheduler,
+    forbid,
+    scheduling,
+)
 from triptych.generate.pacing import FEWEST, SLOWER, Pace
 from triptych.generate.scheduling import AGING, MOST_OVERTAKEN, WaitingRow
 from triptych.generate.step_runner import StepRunner
@@ -229,6 +239,29 @@ def test_the_queue_is_not_sorted_while_no_row_can_join(monkeypatch: pytest.Monke
     assert len(asked) == 19, "the first row has left, and all that wait are asked once"
 
 
+def test_two_models_share_one_budget_and_give_back_what_they_do_not_use() -> None:
+    first, second = Engine(tiny.decoder(), reuse=True), Engine(tiny.decoder(), reuse=True)
+    slot = first.cache.slot_bytes(64)
+    budget = CacheBudget(3 * slot)
+    one, other = Scheduler(first, cache_bytes=budget), Scheduler(second, cache_bytes=budget)
+    budget.follow(one, one.give_back)
+    how = {"prompt": [3] * 40, "max_new_tokens": 20}
+    wanted = [Request(number=i, **how) for i in range(4)]  # type: ignore[arg-type]
+    rows = [one.submit(request) for request in wanted[:2]] + [other.submit(request) for request in wanted[2:]]
+    most = [0, 0]
+    while one.busy or other.busy:
+        one.step()
+        other.step()
+        most = [max(a, len(b.engine.rows)) for a, b in zip(most, (one, other), strict=True)]
+        assert first.cache.nbytes + second.cache.nbytes <= budget.nbytes
+    assert most[0] == 2
+    assert most[1] in (1, 2)
+    assert all(row.new == alone(first.module, request) for row, request in zip(rows, wanted, strict=True))
+    assert first.cache.nbytes == 0 or second.cache.nbytes + first.cache.nbytes <= budget.nbytes
+    with pytest.raises(InputError, match="cache_bytes"):
+        CacheBudget(0)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cancelled_row_leaves_and_the_others_write_what_they_write_alone(name: str) -> None:
     module = MODELS[name]()
@@ -282,7 +315,7 @@ def test_a_request_that_does_not_fit_is_refused_with_the_bytes_and_fails_alone()
     scheduler = Scheduler(engine, cache_bytes=page - 1)
     with pytest.raises(InputError, match=f"prompt 3: the cache of its 6 positions would take {page:,} bytes"):
         scheduler.submit(Request(prompt=[1, 2], max_new_tokens=4, number=3))
-    scheduler.cache_bytes += 1
+    scheduler.budget.nbytes += 1
     row = scheduler.submit(Request(prompt=[1, 2], max_new_tokens=4, number=4))
     with pytest.raises(InputError, match="prompt 5: token id 41 is outside"):
         scheduler.submit(Request(prompt=[41], max_new_tokens=4, number=5))

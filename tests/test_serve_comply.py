@@ -10,7 +10,11 @@ cli = pytest.importorskip("llm_comply.cli", reason="needs the package llm-comply
 
 from scripted import model, serving
 
-FORMATS = {"openai-chat": (9, "chat-image-input"), "open-responses": (13, "image-input"), "anthropic": (9, "anth-image-input")}
+FORMATS = {
+    "openai-chat": (9, "chat-image-input"),
+    "open-responses": (13, "image-input"),
+    "anthropic": (9, "anth-image-input"),
+}
 
 
 @pytest.mark.parametrize("form", FORMATS)

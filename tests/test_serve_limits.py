@@ -43,7 +43,13 @@ def sent(port: int, data: bytes) -> bytes:
 
 
 def post(body: bytes, *headers: str, route: str = "/v1/completions") -> bytes:
-    lines = [f"POST {route} HTTP/1.1", "Host: x", "Content-Type: application/json", "Connection: close", *headers]
+    lines = [
+        f"POST {route} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        "Connection: close",
+        *headers,
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -154,3 +160,19 @@ def test_the_key_covers_every_route_but_the_page() -> None:
         for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
             assert ask(port, "/v1/models", headers=headers)[0] == 200
             assert ask(port, "/nothing", headers=headers)[0] == 404
+
+
+def test_without_a_key_only_names_of_this_machine_are_answered(small: tuple[int, Server]) -> None:
+    """A page whose own name leads to 127.0.0.1 (DNS rebinding) sends that name."""
+    port, _ = small
+    for host in ("localhost", f"127.0.0.1:{port}", "[::1]:8080", "LOCALHOST:1"):
+        assert ask(port, "/health", headers={"host": host})[0] == 200
+    for host in (
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example:80",
+        "[::1].evil.example",
+        "[fe80::1]",
+    ):
+        status, error = ask(port, "/health", headers={"host": host})
+        assert (status, "Host" in error["error"]["message"]) == (403, True), host

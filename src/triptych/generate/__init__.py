@@ -2,6 +2,7 @@
 
 from triptych.migration_hints import answer_for
 from .beam import Beam, beam_search, check_beam_settings
+from .cache_budget import CacheBudget
 from .constraints import Constraint, constraint_of
 from .draft_model import DraftModel
 from .engine import Engine
@@ -18,6 +19,7 @@ __all__ = [
     "BUDGET",
     "MAX_ROWS",
     "Beam",
+    "CacheBudget",
     "Constraint",
     "DraftModel",
     "Drafts",

@@ -11,6 +11,7 @@ from time import monotonic, perf_counter
 from triptych import machine
 from triptych.arguments import checked, integer
 from triptych.errors import InputError, shown
+from .cache_budget import CacheBudget
 from .engine import Engine
 from .pacing import Pace
 from .request import LiveRow, Output, Request, check_row
@@ -44,20 +45,23 @@ class Scheduler:
     room yet lets up to `MOST_OVERTAKEN` others join before it.
 
     A request waits until the cache, when its row and all that run have come to their limits, takes at most
-    `cache_bytes`, by default three quarters of the memory that is free now.  So no row ever lacks memory in its middle
-    or is computed twice; pages that rows share count once.  A request that would take more alone is refused.  After an
-    exception out of `step`, such as an interruption, the rows that ran hold part of a step: begin again with
-    `engine.reset()`.
+    `cache_bytes`, by default three quarters of the memory that is free now; a `CacheBudget` is shared with other
+    schedulers.  So no row ever lacks memory in its middle or is computed twice; pages that rows share count once.  A
+    request that would take more alone is refused.  After an exception out of `step`, such as an interruption, the rows
+    that ran hold part of a step: begin again with `engine.reset()`.
 
     Raises InputError for settings out of range.
     """
 
     @checked
-    def __init__(self, engine: Engine, *, max_rows: int = MAX_ROWS, cache_bytes: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *, max_rows: int = MAX_ROWS, cache_bytes: int | CacheBudget | None = None
+    ) -> None:
         if not isinstance(engine, Engine):
             raise InputError(f"engine={shown(engine)} must be a generate.Engine, as model.engine() makes one")
         self.engine, self.max_rows = engine, integer("max_rows", max_rows, 1)
-        self.cache_bytes = free_cache_bytes(engine) if cache_bytes is None else integer("cache_bytes", cache_bytes, 1)
+        own = free_cache_bytes(engine) if cache_bytes is None else cache_bytes
+        self.budget = own if isinstance(own, CacheBudget) else CacheBudget(own)
         self.waiting: deque[WaitingRow] = deque()
         self.deadlines: dict[LiveRow, float] = {}  # on the clock of `monotonic`
         self.cancelled: deque[LiveRow] = deque()  # since the last step, by any thread
@@ -72,7 +76,7 @@ class Scheduler:
         fit; the requests before it run on.
         """
         row = self.engine.prepare(request)
-        check_fits(self.engine, row, self.cache_bytes)
+        check_fits(self.engine, row, self.budget.nbytes)
         if request.deadline is not None:
             self.deadlines[row] = monotonic() + request.deadline
         self.waiting.append(WaitingRow(row, self.joined))
@@ -110,6 +114,8 @@ class Scheduler:
             self._admit()
             before = self.engine.rows
             outputs = self._paced_step() if before else []
+            if len(self.engine.rows) < len(before):
+                self._claim(CacheNeeds.of(self.engine, (), self._idle_slots))
         finally:
             self.engine.guard.only_own_code = False
             self.engine.lock.release()
@@ -128,6 +134,20 @@ class Scheduler:
         prompt_ids = sum(row.cached - cached for row, cached in lengths.items()) - decoding
         self.pace.measured(perf_counter() - start, decoding, max(prompt_ids, 0))
         return outputs
+
+    def give_back(self) -> None:
+        """Give back the memory of caches that hold only what later requests may reuse, where nothing waits or runs."""
+        if not self.busy:
+            self.engine.reset()
+            self.budget.claim(self, self.engine.cache.nbytes)
+
+    @property
+    def _idle_slots(self) -> Iterable[int]:
+        return () if self.engine.prefixes is None else self.engine.prefixes.idle_slots
+
+    def _claim(self, needs: CacheNeeds) -> bool:
+        """Whether the budget has what the caches need, or hold already."""
+        return self.budget.claim(self, max(needs.nbytes, min(self.engine.cache.nbytes, self.budget.left(self))))
 
     def _dismiss(self) -> None:
         """Let rows leave that were cancelled or whose deadline has passed."""
@@ -155,12 +175,13 @@ class Scheduler:
             full = len(self.engine.rows) + len(joining) >= self.max_rows
             if full or any(other.overtaken >= MOST_OVERTAKEN for other in without_room):
                 break
-            if (more := needs.with_row(one.row)).nbytes > self.cache_bytes:
-                if needs.rows:
-                    without_room.append(one)
-                    continue
+            more = needs.with_row(one.row)
+            if not self._claim(more) and not needs.rows:
                 self.engine.reset()  # alone it fits: beside nothing but the slots of rows that have left
                 more = CacheNeeds.of(self.engine).with_row(one.row)
+            if not self._claim(more):
+                without_room.append(one)
+                continue
             needs = more
             joining.append(one.row)
             self.waiting.remove(one)
@@ -172,14 +193,14 @@ class Scheduler:
         running = [*self.engine.rows, *joining]
         cache, prefixes = self.engine.cache, self.engine.prefixes
         while prefixes is not None and prefixes.idle_slots:
-            if CacheNeeds.of(self.engine, joining, prefixes.idle_slots).nbytes <= self.cache_bytes:
+            if self._claim(CacheNeeds.of(self.engine, joining, prefixes.idle_slots)):
                 break
             prefixes.give_up(1)
         cache.longest = max(row.limit for row in running)
         lacking = len(running) - len(cache.lengths)
         if lacking > 0:  # at once, since each growth copies what slots have of their own
             cache.free(cache.add(len(cache.free_slots) + lacking))
-        cache.limit_memory(self.cache_bytes - needs.source_bytes)
+        cache.limit_memory(self.budget.left(self) - needs.source_bytes)
         empty = [row for row in joining if not row.request.max_new_tokens]
         for row in empty:
             row.reason = "length"

@@ -106,6 +106,8 @@ def use_of(fields: Fields, tools: Sequence[Tool], table: str) -> ToolUse:
 
 # ---------------------------------------------------------------- the response
 
+REPLACED = "\ufffd"  # stands for a part of a character, whose bytes are not known from the text
+
 
 def logprobs_of(tokenizer: Tokenizer | None, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Any:
     if not logprobs or tokenizer is None:
@@ -116,7 +118,7 @@ def logprobs_of(tokenizer: Tokenizer | None, ids: Sequence[int], logprobs: Seque
 
     def entry(token: int, value: float) -> dict[str, Any]:
         text = tokenizer.decode([*before, token])[begun:]
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        return {"token": text, "logprob": value, "bytes": None if REPLACED in text else list(text.encode())}
 
     content = [
         entry(token, one.logprob) | {"top_logprobs": [entry(*pair) for pair in one.top]}

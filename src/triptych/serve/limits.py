@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -33,9 +34,15 @@ class Limits:
     requests: int = 512
 
 
+def of_this_machine(host: str) -> bool:
+    """Whether the Host of a request names this machine, or nothing.  A page of another site whose name was made to lead
+    here sends that name."""
+    return re.fullmatch(r"((localhost|127\.0\.0\.1|\[::1\])(:\d+)?)?", host, re.IGNORECASE) is not None
+
+
 class Limited:
-    """Refuses a request without the key (401), one too many (503), and a body that is too large (413) or too slow
-    (408); closes a connection whose client does not read."""
+    """Refuses a request without the key (401) or by another name (403), one too many (503), and a body that is too
+    large (413) or too slow (408); closes a connection whose client does not read."""
 
     def __init__(self, app: ASGIApp, limits: Limits, key: str | None) -> None:
         self.app, self.limits, self.running = app, limits, 0
@@ -63,6 +70,9 @@ class Limited:
             bearer = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(headers.get("x-api-key", bearer).encode(), self.key):
                 return ApiError(401, "send the server's key as Authorization: Bearer KEY or as x-api-key")
+        elif self.key is None and not of_this_machine(headers.get("host", "")):
+            problem = "its Host is not this machine: without a key the server answers localhost and 127.0.0.1 alone"
+            return ApiError(403, f"the request is refused, since {problem}")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.body_bytes:
             return self._too_large()

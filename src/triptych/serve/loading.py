@@ -10,9 +10,12 @@ from threading import Lock
 
 import torch
 
+from triptych import machine
 from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import with_base
 from triptych.checkpoints.header import read_header
+from triptych.generate import CacheBudget
+from triptych.generate.scheduling import CACHE_MEMORY_FRACTION
 from triptych.model import Model, load
 from triptych.nn import Transformer, attach
 from .cards import ModelCard, card_of
@@ -20,16 +23,20 @@ from .worker import ModelWorker
 
 
 class Loader:
-    """Models by their paths, for any thread; one is loaded at a time, so that no two compete for memory."""
+    """Models by their paths, for any thread; one is loaded at a time, so that no two compete for memory.
+
+    budget   the memory of the caches of all of them: three quarters of what is free, less what later models take.
+    """
 
     def __init__(self, max_rows: int) -> None:
-        self.max_rows = max_rows
+        self.max_rows, free = max_rows, machine.free_memory()
+        self.budget = CacheBudget(1 << 62 if free is None else max(1, int(CACHE_MEMORY_FRACTION * free)))
         self.bases: dict[str, Model] = {}
         self.lock = Lock()
 
     def worker(self, name: str, path: str) -> ModelWorker:
         """A model with its engine.  Raises as `load`."""
-        return ModelWorker(self.model(path), name, max_rows=self.max_rows)
+        return ModelWorker(self.model(path), name, max_rows=self.max_rows, budget=self.budget)
 
     def later(self, name: str, path: str) -> Callable[[], ModelWorker]:
         """What makes that worker when it is called."""
@@ -40,8 +47,11 @@ class Loader:
         base, adapter = with_base(path)
         with self.lock:
             if str(base) not in self.bases:
+                before = machine.free_memory() or 0
                 self.bases[str(base)] = model = load(base)
                 model.module.requires_grad_(False)
+                taken = max(0, before - (machine.free_memory() or 0))
+                self.budget.nbytes = max(1, self.budget.nbytes - taken)
             model = self.bases[str(base)]
             return model if adapter is None else with_adapter(model, adapter)
 

@@ -10,19 +10,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.generate import LiveRow, Request, Scheduler
+from triptych.generate import CacheBudget, LiveRow, Request, Scheduler
 from triptych.generate.next_tokens import token_logprobs
 from triptych.generate.request import TokenLogprobs
 from triptych.generate.row_text import RowText
 from triptych.model import Model
 
 Result = TypeVar("Result")
+WAIT = 0.01  # seconds between two looks whether other models have given memory back
 STOPPING = "the server is stopping; send the request again to another one, or later"
 
 
@@ -116,9 +117,12 @@ class ModelWorker:
     last_step   when the newest step ended (`monotonic`), or when work came to a worker that had none.
     """
 
-    def __init__(self, model: Model, name: str, *, max_rows: int) -> None:
+    def __init__(self, model: Model, name: str, *, max_rows: int, budget: CacheBudget | None = None) -> None:
         self.model, self.name = model, name
-        self.scheduler = Scheduler(model.engine(), max_rows=max_rows) if model.spec.decoder is not None else None
+        self.scheduler: Scheduler | None = None
+        if model.spec.decoder is not None:
+            self.scheduler = Scheduler(model.engine(), max_rows=max_rows, cache_bytes=budget)
+            self.scheduler.budget.follow(self.scheduler, lambda: self.post(self._give_back))
         self.commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self.calls: deque[Callable[[], object]] = deque()  # only the thread uses it
         self.meter: Meter | None = None
@@ -233,6 +237,10 @@ class ModelWorker:
         self.rows[served.row] = served
         served.call(served.taken.set)
 
+    def _give_back(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.give_back()
+
     def _cut(self) -> None:
         for row, served in self.rows.items():
             if self.scheduler is not None:
@@ -258,6 +266,8 @@ class ModelWorker:
                 self._refuse(served, error)
             self.rows.clear()
             return
+        if not self.scheduler.engine.rows and self.scheduler.waiting:  # other models have the memory
+            sleep(WAIT)
         self.last_step = monotonic()
         ids: dict[LiveRow, list[int]] = {}
         logprobs: dict[LiveRow, list[TokenLogprobs]] = {}
