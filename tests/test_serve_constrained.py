@@ -15,11 +15,13 @@ pytest.importorskip("llguidance")
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
 
-from scripted import TEMPLATES, WEATHER, model, serving  # noqa: E402
+from scripted import TEMPLATES, WEATHER, model, scripted, serving  # noqa: E402
 from test_serve_calls import FORMS  # noqa: E402
 from test_serve_clients import ASK, CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS  # noqa: E402
 from test_serve_replays import send  # noqa: E402
+from triptych.serve.call_constraint import call_constraint  # noqa: E402
 from triptych.serve.generation import ADVICE  # noqa: E402
+from triptych.serve.tools import Tool, ToolUse, form_of  # noqa: E402
 
 MODE = {
     "type": "object", "required": ["mode", "level"], "additionalProperties": False,
@@ -120,6 +122,29 @@ def test_a_call_that_may_be_left_out_is_free(by_openai: Any) -> None:
     )
     assert raw.parse().choices[0].message.tool_calls[0].function.name == "get_weather"  # which is none of the tools
     assert raw.headers[ADVICE] == "tools.strict"
+
+
+def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(by_openai: Any) -> None:
+    tool = {"name": "count", "parameters": {"properties": {"n": {"type": "boolean"}}, "required": ["n"]}}
+    for seed in range(4):
+        choice = by_openai.chat.completions.create(
+            model="hermes", messages=ASK, tools=[{"type": "function", "function": tool}], tool_choice="required",
+            parallel_tool_calls=False, seed=seed, max_tokens=1000,
+        ).choices[0]  # fmt: skip
+        assert isinstance(json.loads(choice.message.tool_calls[0].function.arguments)["n"], bool)
+
+
+@pytest.mark.parametrize(("city", "allowed"), [("a < b", True), ("a\nb", True), ("a</b", False)])
+def test_a_text_in_an_element_has_nothing_that_might_close_it(city: str, allowed: bool) -> None:
+    glm = scripted("ok", TEMPLATES["glm"])
+    assert glm.tokenizer is not None
+    assert glm.tokenizer.chat is not None
+    tool = Tool("get_weather", "", {"properties": {"city": {"type": "string"}}, "required": ["city"]})
+    constraint = call_constraint(form_of(glm.tokenizer.chat), ToolUse((tool,), "required"), glm.tokenizer)
+    row = constraint.start(glm.tokenizer, glm.spec.vocab, ())
+    text = f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n</tool_call>"
+    ids = glm.tokenizer.encode(text, special=False)
+    assert (row.leading(ids) == len(ids)) == allowed
 
 
 class Word(StrEnum):

@@ -112,9 +112,8 @@ def _elements(lark: Lark, body: ElementBody, tool: Tool, number: int, where: str
     elements: dict[str, str] = {}
     for place, (key, value) in enumerate(properties.items()):
         name = f"element_{number}_{place}"
-        text = _value(lark, f"{name}_value", value, shared, f"{where}: {key}")
-        before = lark.literal(body.before_key + key + body.before_value)
-        elements[key] = lark.rule(name, f"{before} {text} {lark.literal(close)}")
+        text = _closed(lark, f"{name}_value", value, shared, close, f"{where}: {key}")
+        elements[key] = lark.rule(name, f"{lark.literal(body.before_key + key + body.before_value)} {text}")
     needed = [elements[key] for key in properties if key in required]
     optional = [elements[key] for key in properties if key not in required]
     orders = [_joined(between, [*needed, *(f"{one}?" for one in optional)])] if needed else [
@@ -132,14 +131,18 @@ def _joined(between: str, elements: Sequence[str]) -> str:
     )  # fmt: skip
 
 
-def _value(lark: Lark, name: str, schema: Any, shared: Mapping[str, Any], where: str) -> str:
-    """The value of an element: a text as it is, without what might close it, or JSON of another type."""
+def _closed(lark: Lark, name: str, schema: Any, shared: Mapping[str, Any], close: str, where: str) -> str:
+    """The value of an element and what closes it: a text as it is, without `</`, or JSON of another type."""
     if not isinstance(schema, Mapping) or schema.get("type") != "string":
         inner = {**shared, **schema} if isinstance(schema, Mapping) else schema
-        return lark.part(name, schema_constraint(inner, where))
+        return f"{lark.part(name, schema_constraint(inner, where))} {lark.literal(close)}"
     if "enum" in schema and all(isinstance(one, str) and one for one in schema["enum"]):
-        return "(" + " | ".join(lark.literal(one) for one in schema["enum"]) + ")"
+        return f"({' | '.join(map(lark.literal, schema['enum']))}) {lark.literal(close)}"
     unknown = sorted({*schema} - TEXT_KEYS)
     if unknown:
         raise ApiError(400, f"{where}: {unknown[0]} is not kept where each is an element", "tools")
-    return r"/([^<]|<[^\/<])*/"
+    # One expression with the characters that close it: alone, it would take the first of them as its own.
+    token = None if lark.tokens is None else lark.tokens.search(close)
+    first, rest = (close, "") if token is None else (close[: token.start()], close[token.start() :])
+    ending = re.escape(first).replace("\\\n", r"\n").replace("/", r"\/")
+    return rf"/([^<]|<[^\/<])*{ending}/ {lark.literal(rest)}"
