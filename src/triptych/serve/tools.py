@@ -11,6 +11,7 @@ from typing import Any
 from triptych.text import ChatTemplate
 from .call_form import CallForm, NoCallForm, call_form
 from .call_parser import NAME as NAME_OF_A_TOOL
+from .call_parser import check_form
 from .fields import ApiError, Fields
 
 TYPE = re.compile(r"[a-z0-9_]{1,64}")  # of a tool, in a header
@@ -117,6 +118,8 @@ def _form(source: str, special_tokens: tuple[tuple[str, str], ...]) -> CallForm 
         return template.render(messages, add_generation_prompt, **variables).text
 
     try:
-        return call_form(render)
+        form = call_form(render)
+        check_form(form, render)
     except NoCallForm as error:
         return str(error)
+    return form
