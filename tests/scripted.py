@@ -137,6 +137,7 @@ ANSWERS = {
     "plain": "Four is what it says, and no more.",
 }  # fmt: skip
 SPECIAL = {"mistral": ("[TOOL_CALLS]",), "deepseek": ("<|calls_begin|>", "<|call_begin|>", "<|sep|>")}
+ENDS = {"llama3": ("<|eom|>", "<|eot|>")}  # special tokens that end a row, beside EOS
 WEATHER = {
     "type": "object", "required": ["city"],
     "properties": {"city": {"type": "string", "description": "Where"}, "days": {"type": "integer"}},
@@ -160,10 +161,12 @@ def pieces_of(answer: str, special: tuple[str, ...], size: int) -> list[str]:
     return pieces
 
 
-def scripted(answer: str, template: str, special: tuple[str, ...] = (), piece: int = 5) -> Model:
+def scripted(
+    answer: str, template: str, special: tuple[str, ...] = (), ends: tuple[str, ...] = (), piece: int = 5
+) -> Model:  # fmt: skip
     """A model that writes `answer`, in tokens of `piece` characters, and ends, after every prompt of its template.
 
-    `special` texts are special tokens, which decoding leaves out, and a token each.
+    `special` texts are special tokens, which decoding leaves out, and a token each; so are `ends`, which end a row.
     """
     plain = character_tokenizer(ALPHABET)
     last = ChatTemplate(template).render([{"role": "user", "content": "?"}]).text[-1]
@@ -174,11 +177,14 @@ def scripted(answer: str, template: str, special: tuple[str, ...] = (), piece: i
         chain.append(backend.token_to_id(text))
     assert plain.eos_id is not None
     chain.append(plain.eos_id)
+    backend.add_tokens([AddedToken(text, special=True, normalized=False) for text in ends])
+    stops = [backend.token_to_id(text) for text in ends]
     vocab = backend.get_vocab_size(with_added_tokens=True)
     model = create(
         {"model_type": "llama", "hidden_size": vocab + vocab % 2, "num_hidden_layers": 1, "num_attention_heads": 1,
-         "intermediate_size": 8, "vocab_size": vocab, "max_position_embeddings": 8192, "tie_word_embeddings": False},
-        Tokenizer(backend, plain.specials, chat=ChatTemplate(template)),
+         "intermediate_size": 8, "vocab_size": vocab, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+         "bos_token_id": None, "eos_token_id": plain.eos_id},
+        Tokenizer(backend, plain.specials, stop_ids=stops, chat=ChatTemplate(template)),
     )  # fmt: skip
     with torch.no_grad():
         for parameter in model.module.parameters():
@@ -194,7 +200,7 @@ def scripted(answer: str, template: str, special: tuple[str, ...] = (), piece: i
 
 @cache
 def model(kind: str) -> Model:
-    return scripted(ANSWERS[kind], TEMPLATES[kind], SPECIAL.get(kind, ()))
+    return scripted(ANSWERS[kind], TEMPLATES[kind], SPECIAL.get(kind, ()), ENDS.get(kind, ()))
 
 
 @contextmanager

@@ -64,6 +64,7 @@ BAD: list[tuple[tuple[str, Any], str]] = [
     (chat(USER, tools="get_weather"), "tools must be of type array"),
     (chat(USER, tools=[{"type": "function"}]), "tools[0].function is missing"),
     (chat(USER, tools=[TOOL | {"function": {"name": ""}}]), "tools[0].function.name must be at least 1"),
+    (chat(USER, tools=[TOOL | {"function": {"name": "two words"}}]), "tools[0].name must be of letters"),
     (chat(USER, tools=[TOOL, TOOL]), "two tools are named 'get_weather'"),
     (chat(USER, tools=[TOOL], tool_choice="perhaps"), "tool_choice must be auto, none, required or a tool"),
     (chat(USER, tools=[TOOL], tool_choice={"type": "function"}), "tool_choice.function is missing"),

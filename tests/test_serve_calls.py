@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from scripted import ANSWERS, ARGUMENTS, PLAIN, SPECIAL, TEMPLATES, WEATHER
 from triptych.serve.call_form import CallForm, NoCallForm, call_form
-from triptych.serve.call_parser import CallParser, Found
+from triptych.serve.call_parser import CallParser, Found, check_form
 from triptych.serve.replies import CallPart, Reply, TextPart
 from triptych.text import ChatTemplate
 
@@ -146,12 +147,42 @@ def test_ids_are_as_the_template_wants_them() -> None:
         (PLAIN, "does not read tools"),
         (PLAIN + "{{ tools }}", "in no form that is known"),
         ("{{ tools }}{{ raise_exception('only users speak') if messages | length > 1 }}", "only users speak"),
-        ("{{ tools }}{% for m in messages %}{{ m.role }}{% endfor %}", "in no form"),
+        ("{{ tools }}{% for m in messages %}{{ m.role }}{% endfor %}", "does not render what the assistant"),
     ],
 )
 def test_a_template_without_a_form_says_so(source: str, said: str) -> None:
     with pytest.raises(NoCallForm, match=said):
         call_form(rendering(source))
+
+
+WRITES = """{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for call in m.tool_calls or [] %}
+<call>{{ call.function.name }} LEFT{{ call.function.arguments | tojson }}</call>{% endfor %}
+{% endfor %}"""
+#: Arguments in a form of its own, which would be JSON where they were given as its text.
+OWN = WRITES.replace(
+    "{{ call.function.arguments | tojson }}",
+    "{{ call.function.arguments if call.function.arguments is string else call.function.arguments | list }}",
+)
+
+
+@pytest.mark.parametrize(("left", "good"), [("", True), ("with ", True), ("{{ call.id }}:", False)])
+def test_a_form_in_which_another_call_is_not_read_back_is_none(left: str, good: bool) -> None:
+    """The known call is found in all of them; where its id stands in the form, another call is not."""
+    render = rendering(WRITES.replace("LEFT", left))
+    found = call_form(render)
+    with nullcontext() if good else pytest.raises(NoCallForm, match="read back"):
+        check_form(found, render)
+
+
+def test_arguments_are_given_as_text_only_to_templates_that_write_no_objects() -> None:
+    with pytest.raises(NoCallForm, match="in no form"):
+        call_form(rendering(OWN.replace("LEFT", "")))
+    assert not form("deepseek").parsed
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_of_the_six_forms_are_read_back(name: str) -> None:
+    check_form(form(name), rendering(TEMPLATES[name]))
 
 
 def test_special_tokens_of_a_form_are_in_its_literals() -> None:

@@ -116,28 +116,24 @@ def _message(
 def call_form(render: Render) -> CallForm:
     """The form of calls of a template.  Raises NoCallForm where it has none that is known here."""
     tools = [_tool(NAME, ARGUMENTS), _tool(OTHER_NAME, OTHER_ARGUMENTS)]
-    user = {"role": "user", "content": "?"}
-
-    def answer(message: Mapping[str, Any]) -> str:
-        return render([user, message], tools=tools, add_generation_prompt=False)
-
     try:
-        plain = answer({"role": "assistant", "content": TEXT})
+        answer_text(render, {"role": "assistant", "content": TEXT}, tools)
     except InputError:
         raise NoCallForm("the chat template of this model does not read tools") from None
     except TextError as error:
         raise NoCallForm(f"the chat template of this model cannot render a conversation with tools ({error})") from None
-    for parsed, ids, empty in product((True, False), (LONG_IDS, SHORT_IDS), (True, False)):
+    kinds = (True, False) if _writes_text(render, tools) else (True,)
+    for parsed, ids, empty in product(kinds, (LONG_IDS, SHORT_IDS), (True, False)):
         first, second = (ids[0], NAME, ARGUMENTS), (ids[1], OTHER_NAME, OTHER_ARGUMENTS)
         try:
-            one = _between(plain, answer(_message(parsed, empty, [first])))
+            one = answer_text(render, _message(parsed, empty, [first]), tools)
             body, start, stop = _body(one, NAME, ARGUMENTS)
         except (TextError, NoCallForm):
             continue
         opening, unit, closing = one[:start], one[start:stop], one[stop:]
         between = None
         try:
-            two = _between(plain, answer(_message(parsed, empty, [first, second])))
+            two = answer_text(render, _message(parsed, empty, [first, second]), tools)
             _, other, _ = _body(two, OTHER_NAME, OTHER_ARGUMENTS)
         except (TextError, NoCallForm):
             pass
@@ -148,6 +144,17 @@ def call_form(render: Render) -> CallForm:
     raise NoCallForm("the chat template of this model writes calls of tools in no form that is known here")
 
 
+def _writes_text(render: Render, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a template may take arguments as the JSON that it writes: it writes no object, or one as Python does."""
+    for ids, empty in product((LONG_IDS, SHORT_IDS), (True, False)):
+        try:
+            text = answer_text(render, _message(True, empty, [(ids[0], NAME, ARGUMENTS)]), tools)
+        except (TextError, NoCallForm):
+            continue
+        return str(ARGUMENTS) in text
+    return True
+
+
 def _tool(name: str, arguments: Mapping[str, str]) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {key: {"type": "string", "description": key} for key in arguments},
                   "required": [*arguments]}  # fmt: skip
@@ -155,9 +162,15 @@ def _tool(name: str, arguments: Mapping[str, str]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _between(plain: str, called: str) -> str:
-    """What stands in `called` where `plain` has the answer, and whatever ends a turn with calls in another way."""
-    before, answer, after = plain.partition(TEXT)
+def answer_text(render: Render, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a template writes of a message where it has the text of an answer, and whatever ends a turn with calls in
+    another way.  Raises NoCallForm where that place is not found."""
+
+    def rendered(message: Mapping[str, Any]) -> str:
+        return render([{"role": "user", "content": "?"}, message], tools=tools, add_generation_prompt=False)
+
+    before, answer, after = rendered({"role": "assistant", "content": TEXT}).partition(TEXT)
+    called = rendered(message)
     pairs = enumerate(zip(before, called, strict=False))
     start = next((i for i, (own, other) in pairs if own != other), min(len(before), len(called)))
     if not answer or TEXT in after or before[start:].strip():  # white space before an answer may differ

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .call_form import CallForm, ElementBody, JsonBody, NamedBody
+from triptych.errors import TextError
+from .call_form import LONG_IDS, CallForm, ElementBody, JsonBody, NamedBody, NoCallForm, Render, answer_text
 
 NAME = r"[\w.:/-]{1,256}"
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool, by its name
@@ -158,6 +159,26 @@ class CallParser:
             return False
         self.after_call = False
         return True
+
+
+def check_form(form: CallForm, render: Render) -> None:
+    """Raise NoCallForm where a call of other values, as the template writes it, is not read back as it was."""
+    arguments = {"text": 'a "b" {c}', "number": 7}
+    kinds = {"text": "string", "number": "integer"}
+    properties = {key: {"type": kind, "description": key} for key, kind in kinds.items()}
+    schema = {"type": "object", "properties": properties, "required": [*arguments]}
+    function = {"name": "gamma_probe", "description": "", "parameters": schema}
+    message = form.message("", [(LONG_IDS[1], "gamma_probe", arguments)])
+    try:
+        text = answer_text(render, message, [{"type": "function", "function": function}])
+        parser = CallParser(form, {"gamma_probe": schema})
+        found = [*parser.put(text), *parser.finish()]
+        value = json.loads("".join(one.text for one in found if one.kind == "arguments"))
+    except (TextError, ValueError):
+        found, value = [], None
+    others = [(one.kind, one.text) for one in found if one.kind != "arguments"]
+    if value != arguments or others != [("name", "gamma_probe"), ("end", "")]:
+        raise NoCallForm("the chat template of this model writes calls of tools in no form that is read back here")
 
 
 def reader_of(form: CallForm, schemas: Schemas) -> Reader:

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triptych.errors import TriptychError
+from triptych.generate import Constraint
 from triptych.nn import InputRow
+from triptych.tasks.generation_requests import end_ids
 from triptych.text import RenderedPrompt
+from .call_constraint import call_constraint
 from .call_form import CallForm
 from .fields import ApiError, Fields
 from .generation import Generation
@@ -155,19 +158,14 @@ async def begin(
 ) -> Generation:  # fmt: skip
     """The rows of a request for the next message, `n` of them.  `shorten` lets a limit that the model has no room for
     be what it has.  Raises ApiError as `prompt_of`."""
-    use = conversation.use
-    prompt = await asyncio.to_thread(prompt_of, worker, conversation)  # which takes long where it is long
-    if use.forced:
-        raise ApiError(400, "tool_choice can be auto or none here; no call can be required", "tool_choice")
-    constraint = await asyncio.to_thread(constraint_of, fields, worker.model)
-    if constraint is not None and use.active:
-        problem = "a form of the answer would keep the model from calling a tool; leave out the form or the tools"
-        raise ApiError(400, problem, "tools")
-    seed = seed_of(fields)
+    use, seed = conversation.use, seed_of(fields)
+    # In another thread, since a long prompt and a first constraint take long.
+    prompt = await asyncio.to_thread(prompt_of, worker, conversation)
+    constraint = await asyncio.to_thread(constraint_for, worker, fields, use, prompt.form)
     requests = [
         generation_request(
-            worker.model, fields, prompt.ids, prompt.source, number, seed, MOST_TOKENS, shorten, logprobs=logprobs,
-            constraint=constraint,
+            worker.model, fields, prompt.ids, prompt.source, number, seed, MOST_TOKENS, shorten,
+            logprobs=logprobs, constraint=constraint,
         )
         for number in range(fields.get("n", 1))
     ]  # fmt: skip
@@ -176,6 +174,30 @@ async def begin(
         worker, fields, edited_requests, kind=kind, hidden=None if form is None else hidden_ids(worker, form),
         reply=lambda: Reply(form, use.schemas, parallel=use.parallel),
     )  # fmt: skip
+
+
+def constraint_for(worker: ModelWorker, fields: Fields, use: ToolUse, form: CallForm | None) -> Constraint | None:
+    """What the next message has to be: a call of a tool where one is required, a text of the form that the request asks
+    for, or one of both.  In other requests calls are free, also of tools that ask for `strict`.
+
+    Raises ApiError for what would not be kept.
+    """
+    model = worker.model
+    constraint = constraint_of(fields, model)
+    if not use.forced and (constraint is None or not use.active):
+        if use.active and any(tool.strict for tool in use.tools):
+            fields.note("tools.strict")
+        return constraint
+    assert form is not None
+    if fields.get("stop"):
+        raise ApiError(400, "stop strings and a call that is required do not go together; leave one out", "stop")
+    words = model.inputs.words
+    composed = call_constraint(form, use, words, end_ids(model.inputs), None if use.forced else constraint)
+    try:
+        composed.prepare(words, model.spec.vocab)
+    except TriptychError as error:
+        raise ApiError(400, f"a call cannot be required of this model: {error}", "tool_choice") from None
+    return composed
 
 
 def hidden_ids(worker: ModelWorker, form: CallForm) -> frozenset[int]:

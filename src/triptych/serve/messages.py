@@ -152,7 +152,8 @@ def block_json(part: Part, generation: Generation) -> dict[str, Any]:
     value = part.value()
     if value is None:
         return {"type": "text", "text": written(part, generation), "citations": None}
-    return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": value}
+    call = {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": value}
+    return call | {"caller": {"type": "direct"}}
 
 
 def written(call: CallPart, generation: Generation) -> str:

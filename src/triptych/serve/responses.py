@@ -135,7 +135,7 @@ def response_json(generation: Generation, conversation: Conversation, *, begun: 
         "temperature": fields.get("temperature", 1.0), "top_p": fields.get("top_p", 1.0), "top_logprobs": 0,
         "presence_penalty": fields.get("presence_penalty", 0.0),
         "frequency_penalty": fields.get("frequency_penalty", 0.0),
-        "text": fields.get("text") or {"format": {"type": "text"}}, "reasoning": {"effort": None, "summary": None},
+        "text": {"format": {"type": "text"}} | fields.get("text", {}), "reasoning": {"effort": None, "summary": None},
         "tools": tools_json(conversation), "tool_choice": choice_json(conversation),
         "parallel_tool_calls": conversation.use.parallel, "truncation": "disabled", "store": False,
         "background": False, "service_tier": "default", "safety_identifier": None, "prompt_cache_key": None,

@@ -10,9 +10,12 @@ from typing import Any
 
 from triptych.text import ChatTemplate
 from .call_form import CallForm, NoCallForm, call_form
+from .call_parser import NAME as NAME_OF_A_TOOL
+from .call_parser import check_form
 from .fields import ApiError, Fields
 
-TYPE = re.compile(r"[a-z0-9_]{1,64}")
+TYPE = re.compile(r"[a-z0-9_]{1,64}")  # of a tool, in a header
+NAME = re.compile(NAME_OF_A_TOOL)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,9 @@ def functions(
             continue
         at = f"tools[{i}]"
         tool = tool_of(fields.inner(one, table, at=at))
+        if not NAME.fullmatch(tool.name):
+            problem = f"{at}.name must be of letters, digits and _ - . : /, which models write as they are"
+            raise ApiError(400, problem, at)
         if tool.name in tools:
             raise ApiError(400, f"two tools are named {tool.name!r}; give each another name", "tools")
         tools[tool.name] = tool
@@ -112,6 +118,8 @@ def _form(source: str, special_tokens: tuple[tuple[str, str], ...]) -> CallForm 
         return template.render(messages, add_generation_prompt, **variables).text
 
     try:
-        return call_form(render)
+        form = call_form(render)
+        check_form(form, render)
     except NoCallForm as error:
         return str(error)
+    return form

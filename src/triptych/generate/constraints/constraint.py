@@ -92,6 +92,18 @@ class Constraint:
         lines = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
         return cls("choices", _checked(f"start: {lines}{_PLAIN}", "choices"))
 
+    @classmethod
+    def composed(cls, grammar: str, parts: Mapping[str, Constraint]) -> Constraint:
+        """Texts of a grammar in which each name of `parts` stands for a text of that constraint.
+
+        Raises InputError as `grammar`, and for parts that are grammars, whose rules might have one name.
+        """
+        if any(part.kind == "grammar" for part in parts.values()):
+            raise InputError("a grammar is no part of another constraint; write one grammar of both")
+        own = {name: part.grammar_text.removesuffix(_PLAIN) for name, part in parts.items()}
+        rules = [text.replace("start:", f"{name}:", 1) for name, text in own.items()]
+        return cls("grammar", _checked("\n".join([grammar, *rules]) + _PLAIN, "grammar"))
+
     def prepare(self, tokenizer: Tokenizer | None, vocab: int) -> None:
         """Compile it for a tokenizer and a model with so many embeddings, which is kept: seconds for the first of a
         large vocabulary.  Raises InputError and TextError where they cannot be used together."""

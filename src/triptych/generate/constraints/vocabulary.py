@@ -52,7 +52,10 @@ class Vocabulary:
         self.never_first = bits_of(begins, self.words)
         self.lock = Lock()
         self.compiled: OrderedDict[str, Any] = OrderedDict()
-        source = _Tokens([*self.tokens, b"<end>"], [*special, self.end], self.end)
+        texts = [*self.tokens, b"<end>"]
+        for token in special:  # a name each: the library takes tokens of one name for each other
+            texts[token] = b"<%d>" % token
+        source = _Tokens(texts, [*special, self.end], self.end)
         self.library = guidance().LLTokenizer(source, eos_token=self.end, slices=_slices())
 
     def matcher(self, grammar: str) -> Any:
