@@ -29,7 +29,7 @@ from triptych.generate import (
 )
 from triptych.generate.constraints import row_constraint
 from triptych.generate.constraints.row_constraint import RowConstraint, fill_masks, masks_of
-from triptych.generate.constraints.vocabulary import Vocabulary, vocabulary_of
+from triptych.generate.constraints.vocabulary import TokenVocabulary, vocabulary_of
 from triptych.generate.sampling import TokenMasks
 from triptych.model import Model, create
 from triptych.text import Tokenizer
@@ -226,7 +226,7 @@ def test_a_first_space_that_is_not_in_the_text_is_not_allowed(monkeypatch: pytes
 
 
 def test_a_vocabulary_is_made_once_by_many_threads() -> None:
-    tokenizer, made = page_tokenizers.KINDS["gpt-2"](), list[Vocabulary]()
+    tokenizer, made = page_tokenizers.KINDS["gpt-2"](), list[TokenVocabulary]()
     threads = [threading.Thread(target=lambda: made.append(vocabulary_of(tokenizer, 1000))) for _ in range(4)]
     for thread in threads:
         thread.start()

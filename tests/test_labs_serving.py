@@ -50,6 +50,7 @@ def test_pages_fail_when_another_beginning_is_taken_over(monkeypatch: pytest.Mon
 
     def shifted(self: Cache, source: int, target: int, length: int) -> None:
         share(self, source, target, length)
+        self.pages._grow(len(self.pages.tables[target]))
         for at in range(len(self.pages.tables[target])):
             self.pages._copy(self.pages.tables[target], at, self.pages.size)
         for page in self.pages.tables[target]:
@@ -61,19 +62,19 @@ def test_pages_fail_when_another_beginning_is_taken_over(monkeypatch: pytest.Mon
 
 
 def test_pages_fail_when_a_shared_page_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = paged_cache.Pages.__init__
+    made = paged_cache.KeyPages.__init__
     monkeypatch.setattr(
-        paged_cache.Pages, "__init__", lambda self, size, copying=True, *rest: made(self, size, False, *rest)
+        paged_cache.KeyPages, "__init__", lambda self, size, copying=True, *rest: made(self, size, False, *rest)
     )
     assert {"keys that differ when read through the pages", "pages copied before a write"} <= failed("paged-cache")
 
 
 def test_pages_fail_when_pages_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def copied(self: paged_cache.Pages, row: Any, source: Any, length: int) -> None:
+    def copied(self: paged_cache.KeyPages, row: Any, source: Any, length: int) -> None:
         for position, keys in enumerate(self.read(source, length)):
             self.write(row, position, keys)
 
-    monkeypatch.setattr(paged_cache.Pages, "share", copied)
+    monkeypatch.setattr(paged_cache.KeyPages, "share", copied)
     assert "pages copied before a write" in failed("paged-cache")
 
 

@@ -14,20 +14,20 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 from serving import ask, running
 from test_serve_worker import letters
 from triptych.serve.app import Server
-from triptych.serve.limits import Limited, Limits
+from triptych.serve.limits import Limited, ServerLimits
 from triptych.serve.worker import ModelWorker
 
 LONG = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 KEY = "a key of ours"
 
 
-def serve(limits: Limits, key: str | None = None) -> Server:
+def serve(limits: ServerLimits, key: str | None = None) -> Server:
     return Server({"letters": ModelWorker(letters(), "letters", max_rows=4)}, limits=limits, key=key)
 
 
 @pytest.fixture
 def small() -> Iterator[tuple[int, Server]]:
-    server = serve(Limits(body_bytes=1000, body_seconds=0.5, send_seconds=0.5, requests=2))
+    server = serve(ServerLimits(body_bytes=1000, body_seconds=0.5, send_seconds=0.5, requests=2))
     with running(server) as port:
         yield port, server
 
@@ -78,7 +78,7 @@ def test_half_a_body_is_answered_in_time(small: tuple[int, Server]) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_row_of_a_client_that_left_ends(stream: bool) -> None:
-    server = serve(Limits())
+    server = serve(ServerLimits())
     worker = server.workers["letters"]
     entered, leave = threading.Event(), threading.Event()
     step = worker.scheduler.step  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ def test_the_row_of_a_client_that_left_ends(stream: bool) -> None:
 
 
 def test_requests_beyond_the_limit_are_refused_and_health_is_not() -> None:
-    server = serve(Limits(requests=2))
+    server = serve(ServerLimits(requests=2))
     worker = server.workers["letters"]
     leave = threading.Event()
     step = worker.scheduler.step  # type: ignore[union-attr]
@@ -135,7 +135,7 @@ def test_a_client_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) ->
     )
     monkeypatch.setattr("triptych.serve.completions.event", lambda data: b"data: " + b" " * (1 << 18) + b"\n\n")
     body = json.dumps(LONG | {"stream": True}).encode()
-    with running(serve(Limits(send_seconds=0.5))) as port:
+    with running(serve(ServerLimits(send_seconds=0.5))) as port:
         assert ask(port, "/health")[0] == 200
         with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
             one.sendall(post(body, f"Content-Length: {len(body)}"))
@@ -150,7 +150,7 @@ def test_a_client_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_key_covers_every_route_but_the_page() -> None:
-    server = serve(Limits(), KEY)
+    server = serve(ServerLimits(), KEY)
     with running(server) as port:
         for route in ("/health", "/v1/models", "/v1/completions", "//", "/nothing"):
             for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY[:-1]}, {"x-api-key": "\xe9"}):

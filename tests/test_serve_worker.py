@@ -10,7 +10,7 @@ import tiny
 from triptych.errors import InputError
 from triptych.generate import Request, Sampling, forbid
 from triptych.model import Model, create
-from triptych.serve.worker import STOPPING, ModelWorker, Piece
+from triptych.serve.worker import STOPPING, ModelWorker, RowPiece
 from triptych.tasks.generation_requests import end_ids
 from triptych.text import ChatTemplate, Tokenizer, character_tokenizer
 
@@ -47,11 +47,11 @@ def request(worker: ModelWorker, text: str, new: int, number: int = 0, **how: ob
     return Request(prompt=worker.model.tokenizer.encode(text), max_new_tokens=new, number=number, ends=ends, **how)  # type: ignore[arg-type]
 
 
-async def read(pieces: object) -> list[Piece]:
+async def read(pieces: object) -> list[RowPiece]:
     return [piece async for piece in pieces]  # type: ignore[attr-defined]
 
 
-def text_of(pieces: list[Piece]) -> str:
+def text_of(pieces: list[RowPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -64,7 +64,7 @@ def alone(worker: ModelWorker, text: str, new: int, **how: object) -> str:
 def test_many_at_once_write_what_each_writes_alone(worker: ModelWorker) -> None:
     prompts = [LETTERS[i : i + 3 + i % 5] for i in range(12)]
 
-    async def run() -> list[list[Piece]]:
+    async def run() -> list[list[RowPiece]]:
         served = []
         for prompt in prompts:
             served.append(worker.submit(request(worker, prompt, 20, sampling=Sampling(temperature=0.8, seed=3))))
@@ -82,7 +82,7 @@ def test_a_stop_string_a_cancelled_one_and_a_bad_one_leave_the_others_alone(work
     whole = alone(worker, "abc", 40)
     stop = whole[7:9]
 
-    async def run() -> tuple[list[Piece], list[Piece], list[Piece], int]:
+    async def run() -> tuple[list[RowPiece], list[RowPiece], list[RowPiece], int]:
         stopped = worker.submit(request(worker, "abc", 40), (stop,))
         left = worker.submit(request(worker, "hello", 200))
         bad = worker.submit(request(worker, "hello", 4000))
@@ -106,7 +106,7 @@ def test_a_stop_string_a_cancelled_one_and_a_bad_one_leave_the_others_alone(work
 
 
 def test_calls_run_between_steps_and_their_errors_come_back(worker: ModelWorker) -> None:
-    async def run() -> tuple[int, list[Piece]]:
+    async def run() -> tuple[int, list[RowPiece]]:
         served = worker.submit(request(worker, "abc", 30))
         number = await worker.call(lambda: 7)
         with pytest.raises(KeyError):
@@ -119,7 +119,7 @@ def test_calls_run_between_steps_and_their_errors_come_back(worker: ModelWorker)
 
 
 def test_a_worker_that_stops_ends_what_runs_and_takes_nothing_more(worker: ModelWorker) -> None:
-    async def run() -> tuple[list[Piece], list[Piece]]:
+    async def run() -> tuple[list[RowPiece], list[RowPiece]]:
         first = worker.submit(request(worker, "abc", 60))
         await first.pieces.get()
         worker.stop()
@@ -134,7 +134,7 @@ def test_a_worker_that_stops_ends_what_runs_and_takes_nothing_more(worker: Model
 def test_a_model_that_does_not_generate_says_so() -> None:
     worker = ModelWorker(Model(tiny.encoder()), "bert", max_rows=2)
 
-    async def run() -> list[Piece]:
+    async def run() -> list[RowPiece]:
         return await read(worker.submit(Request(prompt=[1, 2])))
 
     (piece,) = asyncio.run(run())

@@ -42,10 +42,10 @@ def batch(
             if journal.done:
                 screen.note(f"{len(journal.done):,} of {len(lines.places):,} requests were done before")
             from triptych.serve.app import Server
-            from triptych.serve.limits import Limits
+            from triptych.serve.limits import ServerLimits
             from triptych.serve.loading import Loader
 
-            loader, limits = Loader(max_rows), Limits(requests=2 * max_rows)
+            loader, limits = Loader(max_rows), ServerLimits(requests=2 * max_rows)
             wanted = paths if len(journal.done) < len(lines.places) else {}
             workers = {name: loader.worker(name, path) for name, path in wanted.items()}
             try:

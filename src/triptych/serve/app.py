@@ -36,7 +36,7 @@ from . import (
 from .cards import ModelCard, card_of_model
 from .errors import error_response
 from .fields import ApiError, Fields
-from .limits import Limited, Limits
+from .limits import Limited, ServerLimits
 from .metrics import Counted, Metrics
 from .worker import ModelWorker
 
@@ -54,12 +54,12 @@ class Server:
     """
 
     def __init__(
-        self, workers: Mapping[str, ModelWorker], *, key: str | None = None, limits: Limits | None = None,
+        self, workers: Mapping[str, ModelWorker], *, key: str | None = None, limits: ServerLimits | None = None,
         inspect: bool = False, lazy: Mapping[str, Callable[[], ModelWorker]] = MappingProxyType({}),
         cards: Iterable[ModelCard] = (),
     ) -> None:  # fmt: skip
         self.workers, self.lazy = dict(workers), lazy
-        self.key, self.limits, self.inspect = key, limits or Limits(), inspect
+        self.key, self.limits, self.inspect = key, limits or ServerLimits(), inspect
         self.cards = {card.name: card for card in cards}
         self.cards |= {name: card_of_model(name, worker.model) for name, worker in workers.items()}
         self.names = tuple(self.cards)

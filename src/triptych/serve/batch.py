@@ -24,9 +24,9 @@ from starlette.types import ASGIApp, Message
 from triptych.errors import InputError, nearest, shown
 from triptych.files import exists, writable_name
 from triptych.train.run_lock import RunLock
-from .limits import Limits
+from .limits import ServerLimits
 
-LONGEST_LINE = Limits.body_bytes  # a body that is longer is refused by the routes too
+LONGEST_LINE = ServerLimits.body_bytes  # a body that is longer is refused by the routes too
 FIELDS = ("custom_id", "method", "url", "body")
 log = logging.getLogger(__name__)
 
@@ -285,7 +285,7 @@ async def respond(app: ASGIApp, url: str, body: bytes) -> tuple[int, bytes]:
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
         "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
-        "headers": [(b"host", b"batch"), (b"content-type", b"application/json"), (b"content-length", size)],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", size)],
         "client": None, "server": None, "state": {},
     }  # fmt: skip
     try:

@@ -28,7 +28,7 @@ class Found:
     text: str = ""
 
 
-class Reader(ABC):
+class CallReader(ABC):
     """Reads one call from after what opens it.
 
     `put` gives what its next text adds, first the name.  Then `rest` is what stood after its end, or None; and `failed`
@@ -55,7 +55,7 @@ class CallParser:
         self.held = ""  # of text that may open a call, or of what stands after one
         self.read = ""  # of a call that has no name yet, from what opened it
         self.opened = 0  # characters of `read` that opened it
-        self.reader: Reader | None = None
+        self.reader: CallReader | None = None
         self.after_call = False
         self.called = self.written = False  # whether there was a call; and text, since the last one
 
@@ -129,7 +129,7 @@ class CallParser:
 
     # -- in a call and after it ------------------------------------------------------------------------------------
 
-    def _in_call(self, reader: Reader, found: list[Found]) -> bool:
+    def _in_call(self, reader: CallReader, found: list[Found]) -> bool:
         text, self.held = self.held, ""
         found += reader.put(text)
         self.read = "" if reader.named else self.read + text
@@ -181,7 +181,7 @@ def check_form(form: CallForm, render: Render) -> None:
         raise NoCallForm("the chat template of this model writes calls of tools in no form that is read back here")
 
 
-def reader_of(form: CallForm, schemas: Schemas) -> Reader:
+def reader_of(form: CallForm, schemas: Schemas) -> CallReader:
     if isinstance(form.body, JsonBody):
         return ObjectReader(form.body)
     if isinstance(form.body, NamedBody):
@@ -189,7 +189,7 @@ def reader_of(form: CallForm, schemas: Schemas) -> Reader:
     return ElementReader(form.body, form.closing, schemas)
 
 
-class ObjectReader(Reader):
+class ObjectReader(CallReader):
     """A call as one object of JSON.  Its arguments are given as they come where the name stands before them."""
 
     def __init__(self, body: JsonBody) -> None:
@@ -244,7 +244,7 @@ class ObjectReader(Reader):
         return [Found("name", name), Found("arguments", json.dumps(arguments, ensure_ascii=False))]
 
 
-class NamedReader(Reader):
+class NamedReader(CallReader):
     """A call as its name, and its arguments as JSON."""
 
     def __init__(self, body: NamedBody) -> None:
@@ -268,7 +268,7 @@ class NamedReader(Reader):
         return [*found, Found("arguments", text)] if text else found
 
 
-class ElementReader(Reader):
+class ElementReader(CallReader):
     """A call as an element for each argument, whose values are JSON or texts as the tool's schema says."""
 
     def __init__(self, body: ElementBody, closing: str, schemas: Schemas) -> None:

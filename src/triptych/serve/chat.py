@@ -13,7 +13,7 @@ from triptych.generate.request import TokenLogprobs
 from triptych.text import Tokenizer
 from .conversation import Conversation, Message, begin, call_of, text_of
 from .fields import ApiError, Fields
-from .generation import Generated, Generation, error_event, event, respond
+from .generation import Generated, ServedRequest, error_event, event, respond
 from .replies import CallPart, Change, Reply
 from .requests import body
 from .tools import Tool, ToolUse, functions, tool_use
@@ -140,7 +140,7 @@ def message_json(reply: Reply) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def whole(generation: Generation) -> dict[str, Any]:
+def whole(generation: ServedRequest) -> dict[str, Any]:
     tokenizer = generation.worker.model.tokenizer
     choices = [
         {
@@ -166,7 +166,7 @@ def delta_of(change: Change, choice: Generated) -> dict[str, Any] | None:
     return {"content": change.delta} if change.delta else None
 
 
-async def events(generation: Generation) -> AsyncIterator[bytes]:
+async def events(generation: ServedRequest) -> AsyncIterator[bytes]:
     """First the role of each choice, then what it says piece by piece, then the usage where it was requested; the last
     event is `[DONE]`."""
     head, tokenizer = generation.head("chat.completion.chunk"), generation.worker.model.tokenizer

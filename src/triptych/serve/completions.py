@@ -24,12 +24,12 @@ from triptych.generate.request import TokenLogprobs
 from triptych.tasks.generation_requests import decoder_rows
 from triptych.text import Tokenizer
 from .abilities import require
+from .edits import edited
 from .fields import ApiError, Fields
-from .generation import REASONS, Generated, Generation, error_event, event, respond
-from .inside import edited
+from .generation import REASONS, Generated, ServedRequest, error_event, event, respond
 from .requests import body, generation_request, refused, seed_of
 from .structured import constraint_of
-from .worker import ModelWorker, Piece
+from .worker import ModelWorker, RowPiece
 
 if TYPE_CHECKING:
     from .app import Server
@@ -45,7 +45,7 @@ def routes(server: Server) -> list[Route]:
         rows = await asyncio.to_thread(rows_of, worker, fields)  # long texts take long to tokenize
         requests = await edited(worker, fields, [one for row in rows for one in row.requests])
         to_score = [row.ids for row in rows for _ in row.requests]
-        generation = Generation(worker, fields, requests, kind="cmpl-", to_score=to_score)
+        generation = ServedRequest(worker, fields, requests, kind="cmpl-", to_score=to_score)
         completion = Completion(generation, rows)
         return await respond(request, generation, completion.whole, completion.events)
 
@@ -123,7 +123,7 @@ def _rows_of_each(worker: ModelWorker, fields: Fields) -> int:
 class Completion:
     """The response to a request, of the rows of a generation."""
 
-    def __init__(self, generation: Generation, rows: Sequence[PromptRows]) -> None:
+    def __init__(self, generation: ServedRequest, rows: Sequence[PromptRows]) -> None:
         self.generation, self.fields, self.rows = generation, generation.fields, rows
         self.tokenizer = generation.worker.model.tokenizer
         self.scores_only = self.fields.get("max_tokens") == 0
@@ -138,7 +138,7 @@ class Completion:
                 numbers.sort(key=lambda number: -mean_logprob(self.generation.choices[number]))
             for number in numbers[: row.count]:
                 one = self.generation.choices[number]
-                piece = Piece(tuple(one.ids), one.text, tuple(one.logprobs), tuple(one.prompt), one.reason)
+                piece = RowPiece(tuple(one.ids), one.text, tuple(one.logprobs), tuple(one.prompt), one.reason)
                 choices.append(self.choice(number, piece) | {"index": len(choices)})
         return self.generation.head("text_completion") | {"choices": choices, "usage": self.usage}
 
@@ -164,7 +164,7 @@ class Completion:
             yield event(head | {"choices": [], "usage": self.usage})
         yield b"data: [DONE]\n\n"
 
-    def choice(self, number: int, piece: Piece) -> dict[str, Any]:
+    def choice(self, number: int, piece: RowPiece) -> dict[str, Any]:
         """What a piece adds to a choice; the first one of each begins with the echo."""
         first, row, wanted = number not in self.texts, self.row_of[number], self.fields.get("logprobs")
         offsets = self.texts.setdefault(number, OffsetText(self.tokenizer))

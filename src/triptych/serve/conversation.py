@@ -15,9 +15,9 @@ from triptych.tasks.generation_requests import end_ids
 from triptych.text import RenderedPrompt
 from .call_constraint import call_constraint
 from .call_form import CallForm
+from .edits import edited
 from .fields import ApiError, Fields
-from .generation import Generation
-from .inside import edited
+from .generation import ServedRequest
 from .replies import Reply
 from .requests import generation_request, seed_of
 from .structured import constraint_of
@@ -28,7 +28,7 @@ MOST_TOKENS = 4096  # of an answer where a request gives no limit
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A call of a tool in an assistant's message."""
 
     id: str
@@ -42,7 +42,7 @@ class Message:
 
     role: str
     content: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str | None = None
     reasoning: str | None = None
@@ -58,7 +58,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ReadConversation:
     """What a model reads: ids, and beside an encoder the source; and the form of the calls that it may write."""
 
     ids: list[int]
@@ -66,7 +66,7 @@ class Prompt:
     form: CallForm | None
 
 
-def call_of(id: str, name: str, arguments: str, at: str) -> Call:
+def call_of(id: str, name: str, arguments: str, at: str) -> ToolCall:
     """A call whose arguments are JSON in a text.  Raises ApiError where they are no object."""
     try:
         value = json.loads(arguments or "{}")
@@ -74,7 +74,7 @@ def call_of(id: str, name: str, arguments: str, at: str) -> Call:
         value = None
     if not isinstance(value, dict):
         raise ApiError(400, f"{at}.arguments must be a JSON object in a text", at)
-    return Call(id, name, value)
+    return ToolCall(id, name, value)
 
 
 def text_of(fields: Fields, content: object, types: Sequence[str], table: str, at: str) -> str:
@@ -106,7 +106,7 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
     return [replace(messages[0], content=joined), *messages[count:]]
 
 
-def prompt_of(worker: ModelWorker, conversation: Conversation) -> Prompt:
+def prompt_of(worker: ModelWorker, conversation: Conversation) -> ReadConversation:
     """The prompt of a conversation.
 
     Raises ApiError for a model without a chat template, one whose template cannot write calls where there are some, and
@@ -126,7 +126,7 @@ def prompt_of(worker: ModelWorker, conversation: Conversation) -> Prompt:
         (ids,), sources = model.inputs.prompts([RenderedPrompt(text + conversation.begun)], "")
     except TriptychError as error:
         raise ApiError(400, str(error), "messages") from None
-    return Prompt(ids, None if sources is None else sources[0], form if use.active else None)
+    return ReadConversation(ids, None if sources is None else sources[0], form if use.active else None)
 
 
 def _rendered(messages: Sequence[Message], form: CallForm | None) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def _rendered(messages: Sequence[Message], form: CallForm | None) -> list[dict[s
 async def begin(
     worker: ModelWorker, fields: Fields, conversation: Conversation, *, kind: str, logprobs: int | None = None,
     shorten: bool = False,
-) -> Generation:  # fmt: skip
+) -> ServedRequest:  # fmt: skip
     """The rows of a request for the next message, `n` of them.  `shorten` lets a limit that the model has no room for
     be what it has.  Raises ApiError as `prompt_of`."""
     use, seed = conversation.use, seed_of(fields)
@@ -170,7 +170,7 @@ async def begin(
         for number in range(fields.get("n", 1))
     ]  # fmt: skip
     form, edited_requests = prompt.form, await edited(worker, fields, requests)
-    return Generation(
+    return ServedRequest(
         worker, fields, edited_requests, kind=kind, hidden=None if form is None else hidden_ids(worker, form),
         reply=lambda: Reply(form, use.schemas, parallel=use.parallel),
     )  # fmt: skip

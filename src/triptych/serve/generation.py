@@ -21,7 +21,7 @@ from triptych.generate.request import TokenLogprobs
 from .fields import ApiError, Fields
 from .replies import Change, Reply
 from .requests import refused, stop_of
-from .worker import STOPPING, ModelWorker, Piece
+from .worker import STOPPING, ModelWorker, RowPiece
 
 log = logging.getLogger(__name__)
 ADVICE = "x-triptych-without-effect"  # names the fields of a request that have none
@@ -49,7 +49,7 @@ class Generated:
         return "tool_calls" if reason == "stop" and self.reply.called else reason
 
 
-class Generation:
+class ServedRequest:
     """The rows of one request, which begin at once, and their choices.
 
     to_score   for each row the ids whose log-probabilities it wants, where these are not those of its prompt.
@@ -103,12 +103,12 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": self.reused_tokens},
         }  # fmt: skip
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncIterator[tuple[int, RowPiece]]:
         """The pieces of all rows as they come, each with the number of its choice.  Raises ApiError where a row failed;
         rows that still run are cancelled, however this ends."""
-        queue: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, RowPiece]] = asyncio.Queue()
 
-        async def forward(number: int, row: AsyncIterator[Piece]) -> None:
+        async def forward(number: int, row: AsyncIterator[RowPiece]) -> None:
             async for piece in row:
                 await queue.put((number, piece))
 
@@ -134,7 +134,7 @@ class Generation:
                 if choice.reason is None:
                     row.cancel()
 
-    async def changes(self) -> AsyncIterator[tuple[int, Piece, list[Change]]]:
+    async def changes(self) -> AsyncIterator[tuple[int, RowPiece, list[Change]]]:
         """The pieces of all rows, and what each changes in the reply of its choice.  Raises as `pieces`."""
         async for number, piece in self.pieces():
             choice = self.choices[number]
@@ -172,7 +172,7 @@ def failure(error: Exception | None, worker: ModelWorker) -> ApiError:
 
 
 async def respond(
-    request: HttpRequest, generation: Generation, whole: Callable[[], Mapping[str, Any]],
+    request: HttpRequest, generation: ServedRequest, whole: Callable[[], Mapping[str, Any]],
     events: Callable[[], AsyncIterator[bytes]], *, media: str = "text/event-stream",
 ) -> Response:  # fmt: skip
     """The response to a request: `events()` as a stream where it wants one, else `whole()` once all rows have ended.

@@ -1,15 +1,10 @@
-"""`/v1/inspect`, and edits of the model inside a request of generation: the library's own sites, reads and edits.
-
-Served with `--inspect` only: an edited row makes the steps that it runs in run as modules, which is slower for all.
-"""
+"""`/v1/inspect`: reads, statistics and edits by the library's own sites, served with `--inspect` only."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,9 +14,10 @@ from starlette.routing import Route
 from torch import Tensor
 
 from triptych.errors import TriptychError
-from triptych.generate import Request
 from triptych.model import Model
-from triptych.probe import Edit, Plan, Read, Session, Trace, add, put, zero
+from triptych.probe import Read, Trace
+from . import chat, conversation
+from .edits import edits_of
 from .fields import ApiError, Fields
 from .requests import body
 from .worker import ModelWorker
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
     from .app import Server
 
 MOST_BYTES = 4 << 20  # of the values of one answer
-EDITS = ("edit", "ablate_heads", "steer")
 
 
 def routes(server: Server) -> list[Route]:
@@ -51,73 +46,10 @@ async def prompt_of(worker: ModelWorker, fields: Fields) -> Any:
         raise ApiError(400, "give what is read as prompt, or as messages", "prompt")
     if "prompt" in fields.values:
         return fields.values["prompt"]
-    from . import chat, conversation  # which import the edits below
-
     found = await asyncio.to_thread(conversation.prompt_of, worker, chat.conversation_of(fields))
     if found.source is not None:
         raise ApiError(400, "messages are for models that continue a text; give a prompt and a target", "messages")
     return found.ids
-
-
-# ---------------------------------------------------------------- edits
-
-
-async def edited(worker: ModelWorker, fields: Fields, requests: Sequence[Request]) -> Sequence[Request]:
-    """The requests with the edits that the fields ask for.  Raises ApiError for what does not fit the model."""
-    if not any(name in fields.values for name in EDITS):
-        return requests
-
-    def with_edits() -> list[Request]:
-        try:
-            plan = Plan.of(worker.model.spec, (), edits_of(worker.model, fields))
-        except TriptychError as error:
-            raise ApiError(400, str(error)) from None
-        return [replace(request, probe=Session(plan, allow_null=True)) for request in requests]
-
-    return await worker.call(with_edits)
-
-
-def edits_of(model: Model, fields: Fields) -> list[Edit]:
-    """The edits of `edit`, `ablate_heads` ("3.0" is head 0 of block 3) and `steer`.
-
-    Raises ApiError for what is none, TriptychError for what does not fit the model.
-    """
-    edits = [edit_of(fields, one, f"edit[{i}]") for i, one in enumerate(fields.get("edit", []))]
-    for i, name in enumerate(fields.get("ablate_heads", [])):
-        block, _, head = name.partition(".") if isinstance(name, str) else ("", "", "")
-        if not (block.isdecimal() and head.isdecimal()):
-            where = f"ablate_heads[{i}]"
-            raise ApiError(400, f'{where} must be BLOCK.HEAD, such as "3.0"; edit reaches other sites', where)
-        edits.append(zero(f"blocks.{int(block)}.attn.z", heads=int(head)))
-    if "steer" in fields.values:
-        steer = fields.inner(fields.values["steer"], "steer", at="steer")
-        vector = None if (given := steer.get("vector")) is None else tensor_of(given, "steer.vector")
-        how = {"site": steer.values["site"], "vector": vector, "scale": float(steer.get("scale", 1.0))}
-        edits.append(model.steer(steer.get("toward"), steer.get("away"), **how))
-    return edits
-
-
-def edit_of(fields: Fields, value: object, at: str) -> Edit:
-    """One edit: `zero`, or numbers to `add` or to `put`, at the chosen heads and positions of a site."""
-    one = fields.inner(value, "edit", at=at)
-    where = {"heads": one.get("heads"), "at": one.get("at")}
-    kinds = [name for name in ("zero", "add", "put") if one.get(name)]
-    if len(kinds) != 1:
-        raise ApiError(400, f"{at} must have zero: true, or numbers in add or put, and one of the three", at)
-    if kinds == ["zero"]:
-        return zero(one.values["site"], **where)
-    change = add if kinds == ["add"] else put
-    return change(one.values["site"], tensor_of(one.values[kinds[0]], f"{at}.{kinds[0]}"), **where)
-
-
-def tensor_of(value: object, at: str) -> Tensor:
-    try:
-        tensor = torch.tensor(value, dtype=torch.float32)
-    except (ValueError, TypeError, RuntimeError, OverflowError):
-        raise ApiError(400, f"{at} must be numbers, or lists of as many numbers each", at) from None
-    if not bool(torch.isfinite(tensor).all()):
-        raise ApiError(400, f"{at} must be finite", at)
-    return tensor
 
 
 # ---------------------------------------------------------------- reads

@@ -19,7 +19,7 @@ PAGE = "/"  # the chat page, the same file on every server, which asks its reade
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Of one server.
 
     body_bytes     of a request's body.
@@ -44,7 +44,7 @@ class Limited:
     """Refuses a request without the key (401) or by another name (403), one too many (503), and a body that is too
     large (413) or too slow (408); closes a connection whose client does not read."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, key: str | None) -> None:
+    def __init__(self, app: ASGIApp, limits: ServerLimits, key: str | None) -> None:
         self.app, self.limits, self.running = app, limits, 0
         self.key = None if key is None else key.encode()
 

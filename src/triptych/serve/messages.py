@@ -14,10 +14,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .conversation import Call, Conversation, Message, begin, part_text, prompt_of, text_of
+from .conversation import Conversation, Message, ToolCall, begin, part_text, prompt_of, text_of
 from .errors import ANTHROPIC, anthropic_json
 from .fields import ApiError, Fields
-from .generation import Generation, advice_header, event, respond
+from .generation import ServedRequest, advice_header, event, respond
 from .replies import CallPart, Change, Part
 from .requests import body
 from .tools import Tool, functions, tool_use
@@ -117,7 +117,7 @@ def add_message(messages: list[Message], fields: Fields, role: str, content: obj
             fields.note(f"messages.content.{kind}")
         elif role == "assistant" and kind == "tool_use":
             use = fields.inner(block, "messages_call", at=where).values
-            add(messages, Message(role, calls=(Call(use["id"], use["name"], use["input"]),)), "")
+            add(messages, Message(role, calls=(ToolCall(use["id"], use["name"], use["input"]),)), "")
         else:
             text = part_text(fields, block, ("text",), "messages_text", where)
             add(messages, Message(role, text), "" if role == "assistant" and begun else "\n\n")
@@ -145,7 +145,7 @@ def tool_of(tool: Fields) -> Tool:
 # ---------------------------------------------------------------- the response
 
 
-def block_json(part: Part, generation: Generation) -> dict[str, Any]:
+def block_json(part: Part, generation: ServedRequest) -> dict[str, Any]:
     """A text; or a call, which is one only with arguments that are an object, else the text that the model wrote."""
     if not isinstance(part, CallPart):
         return {"type": "text", "text": part.text, "citations": None}
@@ -156,14 +156,14 @@ def block_json(part: Part, generation: Generation) -> dict[str, Any]:
     return call | {"caller": {"type": "direct"}}
 
 
-def written(call: CallPart, generation: Generation) -> str:
+def written(call: CallPart, generation: ServedRequest) -> str:
     parser = generation.choices[0].reply.parser
     assert parser is not None
     form = parser.form
     return f"{form.opening}{form.head}{call.name}{form.middle}{call.arguments}"
 
 
-def stop_reason(generation: Generation) -> str:
+def stop_reason(generation: ServedRequest) -> str:
     choice, spec = generation.choices[0], generation.worker.model.spec
     if choice.finish_reason == "tool_calls" and any(call.value() is not None for call in choice.reply.calls):
         return "tool_use"
@@ -174,7 +174,7 @@ def stop_reason(generation: Generation) -> str:
     return "stop_sequence" if choice.stop is not None else "end_turn"
 
 
-def usage_json(generation: Generation) -> dict[str, Any]:
+def usage_json(generation: ServedRequest) -> dict[str, Any]:
     """Tokens; of the prompt, those that were not computed again are counted apart."""
     reused = generation.reused_tokens
     return {
@@ -184,7 +184,7 @@ def usage_json(generation: Generation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def message_json(generation: Generation) -> dict[str, Any]:
+def message_json(generation: ServedRequest) -> dict[str, Any]:
     return {
         "id": generation.id, "type": "message", "role": "assistant", "model": generation.worker.name, "content": [],
         "stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None,
@@ -192,14 +192,14 @@ def message_json(generation: Generation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def whole(generation: Generation) -> dict[str, Any]:
+def whole(generation: ServedRequest) -> dict[str, Any]:
     choice = generation.choices[0]
     content = [block_json(part, generation) for part in choice.reply.parts]
     ended = {"content": content, "stop_reason": stop_reason(generation), "stop_sequence": choice.stop}
     return message_json(generation) | ended
 
 
-async def events(generation: Generation) -> AsyncIterator[bytes]:
+async def events(generation: ServedRequest) -> AsyncIterator[bytes]:
     """The blocks of the message one after another.  A call comes once it is whole, so that its arguments are JSON;
     while it is written, pings come."""
     yield sent("message_start", message=message_json(generation))
@@ -228,7 +228,7 @@ def sent(kind: str, **fields: object) -> bytes:
     return event({"type": kind, **fields}, kind)
 
 
-def block_events(change: Change, index: int, generation: Generation) -> list[bytes]:
+def block_events(change: Change, index: int, generation: ServedRequest) -> list[bytes]:
     """What a change of the reply is in Anthropic's events."""
     part = change.part
     if not isinstance(part, CallPart):

@@ -21,10 +21,10 @@ from triptych.tasks.generation_requests import decoder_rows
 from .abilities import require
 from .calls import prepared
 from .chat import function_of
-from .conversation import Call, Conversation, Message, begin
+from .conversation import Conversation, Message, ToolCall, begin
 from .embeddings import listed, vectors_of
 from .fields import ApiError, Fields, read
-from .generation import REASONS, Generation, advice_header, respond
+from .generation import REASONS, ServedRequest, advice_header, respond
 from .replies import CallPart, TextPart
 from .requests import body, generation_request, seed_of
 from .tools import functions, tool_use
@@ -105,13 +105,13 @@ def conversation_of(fields: Fields) -> Conversation:
     """The conversation of a request.  Calls have no ids here: what a tool returned is for the first call of its name
     that waits, or the first of all.  Raises ApiError for messages and tools that are none."""
     messages: list[Message] = []
-    waiting: list[Call] = []
+    waiting: list[ToolCall] = []
     for i, one in enumerate(fields.values["messages"]):
         message = fields.inner(one, "ollama_message", at=f"messages[{i}]")
         role, content = message.values["role"], message.get("content", "")
         given = [fields.inner(call, "ollama_call", at=f"messages[{i}].tool_calls[{j}]").values["function"]
                  for j, call in enumerate(message.get("tool_calls", []))]  # fmt: skip
-        calls = tuple(Call(f"call_{i}_{j}", call["name"], call["arguments"]) for j, call in enumerate(given))
+        calls = tuple(ToolCall(f"call_{i}_{j}", call["name"], call["arguments"]) for j, call in enumerate(given))
         waiting += calls
         name, answers = message.get("tool_name"), waiting if role == "tool" else []
         answered_call = next((call for call in answers if call.name == name), answers[0] if answers else None)
@@ -151,7 +151,7 @@ def check_system(worker: ModelWorker, fields: Fields) -> None:
         raise ApiError(400, f"system needs a chat template, which raw leaves out or {worker.name} lacks", "system")
 
 
-async def continuation(worker: ModelWorker, fields: Fields) -> Generation:
+async def continuation(worker: ModelWorker, fields: Fields) -> ServedRequest:
     """The row of `/api/generate`: a prompt as it is where `raw`, and without a template; else as a conversation."""
     model, prompt, system = worker.model, fields.values["prompt"], fields.get("system")
     if templated(worker, fields):
@@ -159,7 +159,7 @@ async def continuation(worker: ModelWorker, fields: Fields) -> Generation:
         return await begin(worker, fields, Conversation(messages), kind="ollama")
     (row,), sources = await prepared(worker, lambda: decoder_rows(model.inputs, [prompt], ""), "prompt")
     request = generation_request(model, fields, row, None if sources is None else sources[0], 0, seed_of(fields))
-    return Generation(worker, fields, [request], kind="ollama")
+    return ServedRequest(worker, fields, [request], kind="ollama")
 
 
 # ---------------------------------------------------------------- the response
@@ -180,7 +180,7 @@ def loaded(worker: ModelWorker, fields: Fields, nothing: dict[str, Any]) -> Resp
 
 
 async def answered(
-    request: HttpRequest, generation: Generation, part: Callable[[str, Sequence[CallPart]], dict[str, Any]]
+    request: HttpRequest, generation: ServedRequest, part: Callable[[str, Sequence[CallPart]], dict[str, Any]]
 ) -> Response:
     """The response to a request for a text, of which `part` makes what it has of it and of calls of tools."""
     head, (choice,) = {"model": generation.worker.name}, generation.choices

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from .chat import use_of
 from .conversation import Conversation, Message, begin, call_of, text_of
 from .fields import ApiError, Fields
-from .generation import Generation, event, respond
+from .generation import ServedRequest, event, respond
 from .replies import CallPart, Change, Part, TextPart
 from .requests import body
 from .tools import Tool, functions
@@ -115,11 +115,11 @@ def content_json(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def status_of(generation: Generation) -> str:
+def status_of(generation: ServedRequest) -> str:
     return {None: "in_progress", "length": "incomplete"}.get(generation.choices[0].finish_reason, "completed")
 
 
-def response_json(generation: Generation, conversation: Conversation, *, begun: bool = False) -> dict[str, Any]:
+def response_json(generation: ServedRequest, conversation: Conversation, *, begun: bool = False) -> dict[str, Any]:
     """The response; as it is while it is written where it has only `begun`."""
     fields, reply, status = generation.fields, generation.choices[0].reply, status_of(generation)
     parts = reply.parts or [TextPart()]
@@ -156,7 +156,7 @@ def choice_json(conversation: Conversation) -> object:
     return {"type": "function", "name": use.tools[0].name} if use.choice == "named" else use.choice
 
 
-def usage_json(generation: Generation) -> dict[str, Any]:
+def usage_json(generation: ServedRequest) -> dict[str, Any]:
     prompt, written = generation.prompt_tokens, generation.written_tokens
     return {
         "input_tokens": prompt,
@@ -168,7 +168,7 @@ def usage_json(generation: Generation) -> dict[str, Any]:
 class Events:
     """The events of a response: each item of its output is added, grows and is done, one after another."""
 
-    def __init__(self, generation: Generation, conversation: Conversation) -> None:
+    def __init__(self, generation: ServedRequest, conversation: Conversation) -> None:
         self.generation, self.conversation, self.sent = generation, conversation, 0
 
     def event(self, kind: str, **fields: object) -> bytes:

@@ -28,7 +28,7 @@ STOPPING = "the server is stopping; send the request again to another one, or la
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """What a step gave a request: new ids, their log-probabilities where they were requested, and the text that they
     make certain; with the first ids of a request with `all_logits`, the log-probabilities of its prompt from the second
     id on.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`, with "stop" the
@@ -61,7 +61,7 @@ class ServedRow:
     stop: tuple[str, ...]
     to_score: Sequence[int]
     loop: asyncio.AbstractEventLoop
-    pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
+    pieces: asyncio.Queue[RowPiece] = field(default_factory=asyncio.Queue)
     row: LiveRow | None = None
     text: RowText | None = None
     cancelled: bool = False
@@ -73,7 +73,7 @@ class ServedRow:
     submitted: float = field(default_factory=monotonic)
     last: float | None = None
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    async def __aiter__(self) -> AsyncIterator[RowPiece]:
         """Leaving the loop before the last piece cancels the row."""
         ended = False
         try:
@@ -90,7 +90,7 @@ class ServedRow:
         self.cancelled = True
         self.worker.post(lambda: self.worker.drop(self))
 
-    def deliver(self, piece: Piece) -> None:
+    def deliver(self, piece: RowPiece) -> None:
         """From the thread of the worker."""
         self.call(lambda: self.pieces.put_nowait(piece))
 
@@ -210,11 +210,11 @@ class ModelWorker:
     def _refuse(self, served: ServedRow, error: Exception) -> None:
         served.refused = error
         served.call(served.taken.set)
-        served.deliver(Piece((), "", reason="error", error=error))
+        served.deliver(RowPiece((), "", reason="error", error=error))
 
     def _take(self, served: ServedRow) -> None:
         if served.cancelled:
-            served.deliver(Piece((), "", reason="cancelled"))
+            served.deliver(RowPiece((), "", reason="cancelled"))
             served.call(served.taken.set)
             return
         try:
@@ -307,4 +307,4 @@ class ModelWorker:
             self.meter.written(count, now - before, first=served.last is None)
             served.last = now
         scored, served.scored = tuple(served.scored), []
-        served.deliver(Piece(tuple(ids[:count]), pieces, tuple(logprobs[:count]), scored, reason, row.error, stop))
+        served.deliver(RowPiece(tuple(ids[:count]), pieces, tuple(logprobs[:count]), scored, reason, row.error, stop))

@@ -73,7 +73,7 @@ class PagedCacheLab(Lab):
             " that are not shared: less than two pages a row are partly empty.",
             Check("places of pages over tokens that differ, and two pages a row", filled, least, 1.0),
             Check("places of slots over places of pages", slots / places, least=1.5),
-            instead="Pages do not save these places",
+            instead="KeyPages do not save these places",
         )
         names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
         lines = {name: map(float, held) for name, held in zip(names, zip(*reused.history, strict=True), strict=True)}
@@ -92,7 +92,7 @@ class PagedCacheLab(Lab):
 
     def write(self, module: Transformer, prompts: list[list[int]], *, reuse: bool, copying: bool = True) -> PagedRun:
         """Run all requests, with a table of pages beside the engine's cache."""
-        engine, pages, done = Engine(module, reuse=reuse), Pages(self.page, copying), dict[LiveRow, int]()
+        engine, pages, done = Engine(module, reuse=reuse), KeyPages(self.page, copying), dict[LiveRow, int]()
         limits = [max(self.new * (i + 1) // self.rows, 2) for i in range(self.rows)]
         requests = [
             Request(prompt=prompt, max_new_tokens=limit, number=i, keep_slot=True)
@@ -122,7 +122,7 @@ class Page:
 
 
 @dataclass(eq=False)
-class Pages:
+class KeyPages:
     """A cache of pages: of each row, which pages it has, in the order of its tokens.
 
     copies   pages that were copied because a row wrote to one that others read; without `copying`, none is.
@@ -169,7 +169,7 @@ class PagedRun(NamedTuple):
     rows: list[LiveRow]
     computed: int
     history: list[tuple[int, int, int, int]]
-    pages: Pages
+    pages: KeyPages
     wrong: int
 
     @property
@@ -189,7 +189,7 @@ def _keys(engine: Engine, row: LiveRow, first: int) -> Tensor:
     return torch.stack(keys).permute(2, 0, 1, 3)
 
 
-def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, done: dict[LiveRow, int]) -> None:
+def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: KeyPages, done: dict[LiveRow, int]) -> None:
     """Write what a step added to a row to its pages; what it reused, it shares with the first row that has it."""
     first = done.get(row, 0)
     if not first and row.reused:

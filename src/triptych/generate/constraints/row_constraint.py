@@ -12,7 +12,7 @@ import torch
 from triptych.errors import InputError
 from triptych.native import usable_threads
 from ..sampling import TokenMasks
-from .vocabulary import STUCK, Vocabulary, Words, bits_of, guidance, reason
+from .vocabulary import STUCK, TokenVocabulary, Words, bits_of, guidance, reason
 
 IN_PARALLEL = 4  # masks from which on threads share the work
 
@@ -23,7 +23,7 @@ class RowConstraint:
     Raises InputError where nothing may be written, so that no row begins.
     """
 
-    def __init__(self, vocabulary: Vocabulary, matcher: Any, ends: Collection[int]) -> None:
+    def __init__(self, vocabulary: TokenVocabulary, matcher: Any, ends: Collection[int]) -> None:
         self.vocabulary, self.matcher = vocabulary, matcher
         self.ends = bits_of([end for end in ends if end < vocabulary.size], vocabulary.words)
         self.written = 0  # tokens

@@ -32,7 +32,7 @@ def guidance() -> ModuleType:
     return llguidance
 
 
-class Vocabulary:
+class TokenVocabulary:
     """The texts of a model's tokens, for constraints.
 
     tokens         the bytes of each id below `size`; none where the tokenizer has no such id.
@@ -78,17 +78,17 @@ class Vocabulary:
         return compiled.deep_copy()
 
 
-_VOCABULARIES: WeakKeyDictionary[Tokenizer, dict[tuple[int, int], Vocabulary]] = WeakKeyDictionary()
+_VOCABULARIES: WeakKeyDictionary[Tokenizer, dict[tuple[int, int], TokenVocabulary]] = WeakKeyDictionary()
 _LOCK = Lock()
 
 
-def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
+def vocabulary_of(tokenizer: Tokenizer, size: int) -> TokenVocabulary:
     """The vocabulary of a model with `size` embeddings, made once: seconds for 262,144 tokens."""
     key = size, tokenizer.vocab_size
     with _LOCK:
         made = _VOCABULARIES.setdefault(tokenizer, {})
         if key not in made:
-            made[key] = Vocabulary(tokenizer, size)
+            made[key] = TokenVocabulary(tokenizer, size)
         return made[key]
 
 
@@ -117,7 +117,7 @@ def bits_of(ids: list[int], words: int) -> Words:
 
 def token_bytes(tokenizer: Tokenizer, size: int) -> tuple[bool, list[bytes], list[int]]:
     """Whether the first space of a text is left out; the bytes of each id below `size` in a text; the ids of tokens
-    that are in none.  Raises TextError as `Vocabulary`."""
+    that are in none.  Raises TextError as `TokenVocabulary`."""
     backend = tokenizer.backend
     decoder = [dict(step) for step in steps(backend.decoder)]
     kinds = [step["type"] for step in decoder]
