@@ -139,12 +139,31 @@ def test_ollama_generates_embeds_and_refuses(of_ollama: Any) -> None:
     for how, said in (
         ({"options": {"mirostat": 1}}, "mirostat is not supported"),
         ({"options": {"top_k": -1}}, "top_k must be at least 0"),
-        ({"format": "json"}, "format"),
+        ({"format": {"type": "object", "format": 3}}, "format"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ):
         with pytest.raises(ollama.ResponseError, match=said) as error:
             of_ollama.chat("decoder", TALK, **how)
         assert error.value.status_code == 400
+
+
+def test_ollama_s_answers_have_the_format_that_is_wanted(of_ollama: Any) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra serve")
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 22]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    values = [
+        json.loads(
+            of_ollama.chat("decoder", TALK, format=schema, options=GREEDY | {"num_predict": 40}).message.content
+        ),
+        json.loads(of_ollama.generate("decoder", "tide", raw=True, format=schema, options={"seed": 1}).response),
+    ]
+    assert all(value in ({"n": 1}, {"n": 22}) for value in values)
+    assert of_ollama.chat("decoder", TALK, format="json", options=GREEDY).message.content.lstrip()[0] == "{"
+    assert of_ollama.chat("decoder", TALK, options=GREEDY).message.content.lstrip()[0] != "{"  # the control
 
 
 def test_ollama_calls_a_tool_and_reads_what_it_returned() -> None:

@@ -27,6 +27,7 @@ from .fields import ApiError, Fields, read
 from .generation import REASONS, ServedRequest, advice_header, respond
 from .replies import CallPart, TextPart
 from .requests import body, generation_request, seed_of
+from .structured import constraint_of
 from .tools import functions, tool_use
 from .worker import ModelWorker
 
@@ -158,7 +159,9 @@ async def continuation(worker: ModelWorker, fields: Fields) -> ServedRequest:
         messages = [*([Message("system", system)] if system else []), Message("user", prompt)]
         return await begin(worker, fields, Conversation(messages), kind="ollama")
     (row,), sources = await prepared(worker, lambda: decoder_rows(model.inputs, [prompt], ""), "prompt")
-    request = generation_request(model, fields, row, None if sources is None else sources[0], 0, seed_of(fields))
+    source = None if sources is None else sources[0]
+    constraint = await asyncio.to_thread(constraint_of, fields, model)
+    request = generation_request(model, fields, row, source, 0, seed_of(fields), constraint=constraint)
     return ServedRequest(worker, fields, [request], kind="ollama")
 
 

@@ -177,7 +177,7 @@ def field_schema(field: Mapping[str, Any], vocab: int) -> Schema:
         inner = {name: one for name, one in table(field["fields"]).items() if not one.get("refused")}
         properties = {name: {"anyOf": [field_schema(one, vocab), {"type": "null"}]} for name, one in inner.items()}
         return {"type": "object", "properties": properties, "additionalProperties": False}
-    if kind in ("prompt", "choice", "selection"):
+    if kind in ("prompt", "choice", "selection", "schema"):
         return {"anyOf": [{"type": JSON[one]} for one in KINDS[kind]]}
     if kind == "rows":
         rows = {"type": "array", "items": {"anyOf": [full, some]}, "minItems": 1, "maxItems": MOST_ROWS}

@@ -1,6 +1,6 @@
 """Constraints of requests: OpenAI's `response_format` and `text.format`, Anthropic's `output_config.format`, vLLM's
-`structured_outputs` and `guided_*`, llama.cpp's `grammar` and `json_schema`.  What would not be kept is a 400 that
-names the part."""
+`structured_outputs` and `guided_*`, llama.cpp's `grammar` and `json_schema`, Ollama's `format`.  What would not be kept
+is a 400 that names the part."""
 
 from __future__ import annotations
 
@@ -117,6 +117,7 @@ _FIELDS: dict[str, Callable[[Any, str], Constraint | None]] = {
     "output_config": lambda value, name: _inner_format(value, name),
     "structured_outputs": _structured,
     "json_schema": schema_constraint,
+    "format": lambda value, name: schema_constraint({"type": "object"} if value == "json" else value, name),  # Ollama's
     "grammar": lambda value, name: _of_kind("grammar", value, name),
     "guided_json": schema_constraint,
     "guided_regex": lambda value, name: _of_kind("regex", value, name),
