@@ -131,9 +131,10 @@ def _shape_schema(
         known = {name: field for name, field in known.items() if name not in TOOLS}
     required = {name for name, field in known.items() if field.get("required")} | {*shape.get("with", ())}
     required |= {"model"} if "model" in known and len(server.names) > 1 else set()
+    without = {*shape.get("without", ()), *(() if shape.get("constraint") else table("constraint"))}
     form, properties = "body" in about, dict[str, Schema]()  # a form has no null
     for name, field in known.items():
-        if name in shape.get("without", ()):
+        if name in without:
             properties |= {} if form else {name: {"type": "null"}}
             continue
         schema = field_schema(field, _vocab(first))
