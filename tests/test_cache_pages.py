@@ -171,6 +171,22 @@ def test_random_steps_leave_every_row_with_its_tokens() -> None:
         assert nothing_is_held(pages)
 
 
+def test_rows_that_wait_do_not_hide_that_another_lacks_room() -> None:
+    """Slot 1 comes to the end of its page in steps in which slot 0, the longer one, writes nothing."""
+    cache, _ = paged(2)
+    write(cache, 0, [1.0] * (3 * SIZE))
+    write(cache, 1, [2.0] * (SIZE - 2))
+    for lengths in ((1, 1), (0, 1), (0, 1), (1, 1)):
+        rows = Rows(lengths, tuple(cache.lengths))
+        opened = cache.begin(rows, "")
+        new = torch.tensor([1.0] * lengths[0] + [2.0])[:, None, None]
+        for layer in range(2):
+            opened.of(layer).extend(layer, new.expand(-1, G, K), new.expand(-1, G, KV))
+        opened.finish()
+    assert held(cache, 0) == [1.0] * (3 * SIZE + 2)
+    assert held(cache, 1) == [2.0] * (SIZE + 2)
+
+
 def test_memory_grows_by_chunks_and_nothing_moves() -> None:
     cache, pages = paged(2)
     write(cache, 0, [1.0] * 9)
@@ -358,6 +374,22 @@ def test_guesses_are_taken_back_from_shared_pages() -> None:
     assert [row.new for row in rows] == alone(module, wanted)
     assert sum(row.drafted - row.accepted for row in rows) > 0, "no guess was wrong"
     assert rows[1].reused == len(START) - 1
+
+
+@torch.inference_mode()
+def test_a_step_goes_on_in_memory_that_has_moved() -> None:
+    """Steps of one row use views of the stores that the first of them made."""
+    module, logits = llama(), list[torch.Tensor]()
+    for moved in (False, True):
+        cache = module.decoder.cache(1, page=None)
+        for past, ids in [(0, [3, 1, 4, 1]), *((4 + i, [5 + i]) for i in range(6))]:
+            if moved and past == 6:
+                cache.ensure_capacity(2 * cache.capacity)
+            batch = nn.Batch(inputs=torch.tensor(ids), rows=Rows((len(ids),), (past,)), cache=cache)
+            last = module.logits(batch)
+        assert cache.stores[0].k[0, :, :10].any(-1).all()
+        logits.append(last)
+    torch.testing.assert_close(*logits)
 
 
 @pytest.mark.parametrize("mask", ["window", "causal"])

@@ -252,7 +252,7 @@ def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> 
     module = create(LLAMA).module
     norm, fingerprint = module.decoder.blocks[0].attn_norm.pre, ModuleFingerprint(module)
     last = [part._parameters for part in module.modules() if part._parameters][-1]
-    assert fingerprint.same()
+    assert fingerprint.same(module)
     changes: list[Callable[[], object]] = [
         lambda: setattr(norm, "extra", 1),
         lambda: norm.__dict__.update(spec=replace(norm.spec, eps=0.5)),
@@ -268,11 +268,11 @@ def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> 
     ]
     for change in changes:
         change()
-        assert not fingerprint.same()
+        assert not fingerprint.same(module)
         fingerprint = ModuleFingerprint(module)
-        assert fingerprint.same()
+        assert fingerprint.same(module)
     delattr(type(norm), "helper")
-    assert not fingerprint.same()
+    assert not fingerprint.same(module)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

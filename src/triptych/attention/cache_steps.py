@@ -94,6 +94,7 @@ class FullStep:
         self.stores, self.rows, self.fresh, self.places = stores, rows, fresh, places
         self.exact = like.exact
         self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, tuple(range(len(rows))))
+        self.views = places.views(stores)  # by layer
         self.at: slice | None = None  # of a view of the rows, all new tokens
         if rows.even and places.regular is not None:
             self.at = slice(rows.past[0], rows.ends[0])
@@ -101,7 +102,7 @@ class FullStep:
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store, rows = self.stores[layer], self.rows
         new = store.encode(k, v)
-        kept = self.places.view(store)
+        kept = self.views.get(layer)
         if kept is None or self.at is None:
             self.places.write(store, *new)
         else:

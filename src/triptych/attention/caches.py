@@ -8,9 +8,9 @@ them in any order.  How one forward writes, in whole rows, rings or sums, stands
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from operator import gt
 
 import torch
 
@@ -134,10 +134,11 @@ class Cache(Stores):
             and step.counted
             and not step.fresh
             and step.rows.longest == 1 == rows.longest
+            and rows.equal
             and rows.slots == step.rows.slots
             and rows.past == step.rows.ends
             and provenance == step.provenance
-            and not self.lacks_room(rows)
+            and rows.end <= step.end_of_room
         ):
             step.rows, step.counted = rows, False
         else:
@@ -165,16 +166,17 @@ class Cache(Stores):
         if len(set(rows.slots)) != len(rows.slots):
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
 
-    def lacks_room(self, rows: Rows) -> bool:
-        """Whether memory or tables change before these rows write their next tokens."""
+    def steps_in_room(self, rows: Rows) -> int:
+        """Tokens that each of these rows can write behind its end before memory or tables change."""
         if self.pages is None:
-            return bool(self.full) and rows.end > self.capacity
+            return self.capacity - rows.end if self.full else sys.maxsize
         room = self.pages.room
-        return any(map(gt, rows.ends, [room[slot] for slot in rows.slots]))
+        return min((room[slot] - end for slot, end in zip(rows.slots, rows.ends, strict=True)), default=0)
 
     def ensure_capacity(self, end: int) -> None:
         """Make room for `end` tokens in every slot, where there are no pages."""
         if end > self.capacity and self.full:
+            self.last = None  # it holds views of the memory
             doubled = 2 * self.capacity
             self.capacity = max(end, doubled if self.longest is None else min(doubled, self.longest))
             resize_together(self.full, 0, self.capacity)
@@ -312,6 +314,7 @@ class _CacheForward:
     def __init__(self, cache: Cache, rows: Rows, provenance: str) -> None:
         self.cache: Cache = weakref.proxy(cache)
         self.rows, self.provenance = rows, provenance
+        self.end_of_room = rows.end + cache.steps_in_room(rows)  # of the longest row, while all advance alike
         self.fresh = not any(rows.past)
         self.context: object | None = None
         self.counted = False

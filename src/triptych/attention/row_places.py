@@ -60,11 +60,15 @@ class RowPlaces:
         first = firsts[0] % PAGES_OF_CHUNK * pages.size
         return RegularPlaces(chunks.pop(), first, apart * pages.size, count * pages.size)
 
-    def view(self, store: Store) -> KeysAndValues | None:
-        """Keys and values `[B, G, room, K or Kv]` of the rows as they are kept, a view of the store."""
+    def views(self, stores: Sequence[Store]) -> dict[int, KeysAndValues]:
+        """Of each of these layers that keeps every token, by its number: keys and values `[B, G, room, K or Kv]` of the
+        rows as they are kept, views of its store.  None of them where the rows are no view."""
         if self.regular is None:
-            return None
-        chunk, first, apart, room = self.regular
+            return {}
+        return {i: self._view(store, self.regular) for i, store in enumerate(stores) if store.places is None}
+
+    def _view(self, store: Store, regular: RegularPlaces) -> KeysAndValues:
+        chunk, first, apart, room = regular
         k, v = store.chunks[chunk]
         if self.pages is None:
             here = slice(first, first + len(self.rows))

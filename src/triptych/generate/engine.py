@@ -8,7 +8,7 @@ the other prompts, in one forward.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import isfinite
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from triptych.arguments import check_ids, checked, integer
 from triptych.attention import CacheType, check_cache_type
-from triptych.errors import InputError, TextError, shown
+from triptych.errors import InputError, shown
 from triptych.migration_hints import Explained
 from triptych.nn import Transformer
 from triptych.probe import Session
@@ -31,12 +31,10 @@ from triptych.program.static_executor import StaticStep
 from triptych.text import Tokenizer
 from .next_tokens import Choice, choose
 from .prefixes import Prefixes
-from .request import LiveRow, Output, Request, check_new, check_request, check_running
+from .request import LiveRow, Output, Request, check_new, check_request, check_running, row_of
 from .speculation import Speculation, accepts
 from .step_runner import TWO_THREADS, Executor, ForwardResult, StepRunner, alone
-from .stops import StopDetector
-
-Decode = Callable[[Sequence[int]], str]
+from .stops import Decode
 
 
 class Engine(Explained):
@@ -143,7 +141,7 @@ class Engine(Explained):
                 problem = "a window of the model has changed, or it was moved or cast while rows run"
                 raise InputError(f"{problem}; let them end first, or call reset()")
             self.reset()
-        row = self._row(request)
+        row = row_of(request, self.module, self.decode, self.tokenizer)
         row.module = self.module
         if request.source is not None:
             if not isinstance(request.source, Tensor):
@@ -237,7 +235,8 @@ class Engine(Explained):
         check_running([row], self.rows, None, self.cache)
         if row.cache is None:
             raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")
-        new = self._row(replace(request, source=row.request.source), row.slot)
+        request = replace(request, source=row.request.source)
+        new = row_of(request, self.module, self.decode, self.tokenizer, row.slot)
         self.cache.trim(row.slot, 0)
         new.source, new.cache, row.cache = row.source, self.cache, None
         self._expect(new)
@@ -369,27 +368,6 @@ class Engine(Explained):
         return torch.stack([last[row] for row in rows])
 
     # -- settings -------------------------------------------------------------------------------------------------
-
-    def _row(self, request: Request, slot: int = -1) -> LiveRow:
-        """A row for this request, where the model can serve it.  Raises as `add`."""
-        spec = self.module.spec
-        end, limit = len(request.prompt) + request.max_new_tokens, spec.longest_row
-        if limit is not None and end > limit:
-            raise InputError(
-                f"prompt {request.number}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones "
-                f"need {end} positions, the model has {limit}; shorten the prompt or lower max_new_tokens"
-            )
-        check_ids(request.prompt, spec.vocab, f"prompt {request.number}")
-        if request.source is None and self.cross is not None:
-            raise InputError(f"prompt {request.number}: an encoder-decoder generates from a source for each row")
-        if request.source is not None and self.cross is None:
-            raise InputError(f"prompt {request.number}: a decoder alone takes no source")
-        if request.stop and self.decode is None:
-            raise TextError("stop strings need a tokenizer; give ids at which to end instead")
-        stops = StopDetector(request.stop, self.decode) if request.stop and self.decode is not None else None
-        start = None if request.constraint is None else request.constraint.start
-        constraint = None if start is None else start(self.tokenizer, spec.vocab, request.ends)
-        return LiveRow(request, list(request.prompt), stops, slot, constraint=constraint)
 
     def _expect(self, row: LiveRow) -> None:
         self.cache.expect(row.slot, min(len(row.request.prompt) + 1, row.limit), row.limit)

@@ -107,7 +107,7 @@ class Prefixes:
     def check(self, running: Iterable[LiveRow]) -> None:
         """Forget all that was computed before a change of the model."""
         module, before, visits = self.runner.module, self.sums, self.runner.guard.visits
-        same = self.fingerprint.same()
+        same = self.fingerprint.same(module)
         if before is not None and same and self.visits == visits:
             return
         self.sums, self.visits = checksums(module), visits

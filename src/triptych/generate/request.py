@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from triptych.arguments import checked_methods, integer, listed, number
-from triptych.errors import InputError, shown
-from triptych.nn import InputRow
+from triptych.arguments import check_ids, checked_methods, integer, listed, number
+from triptych.errors import InputError, TextError, shown
+from triptych.nn import InputRow, Transformer
 from triptych.probe import Session
+from triptych.text import Tokenizer
 from .constraints import Constraint, RowConstraint, constraint_of
 from .sampling import Rule, Sampling, check_rules
-from .stops import StopDetector, stop_strings
+from .stops import Decode, StopDetector, stop_strings
 
 GREEDY = Sampling()
 
@@ -148,6 +149,30 @@ class LiveRow:
     def new(self) -> list[int]:
         """The ids after the prompt."""
         return self.ids[len(self.request.prompt) :]
+
+
+def row_of(
+    request: Request, module: Transformer, decode: Decode | None, tokenizer: Tokenizer | None, slot: int = -1
+) -> LiveRow:
+    """A row for this request, where the model can serve it.  Raises as `Engine.add`."""
+    spec = module.spec
+    end, limit = len(request.prompt) + request.max_new_tokens, spec.longest_row
+    if limit is not None and end > limit:
+        raise InputError(
+            f"prompt {request.number}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones "
+            f"need {end} positions, the model has {limit}; shorten the prompt or lower max_new_tokens"
+        )
+    check_ids(request.prompt, spec.vocab, f"prompt {request.number}")
+    if request.source is None and module.encoder is not None:
+        raise InputError(f"prompt {request.number}: an encoder-decoder generates from a source for each row")
+    if request.source is not None and module.encoder is None:
+        raise InputError(f"prompt {request.number}: a decoder alone takes no source")
+    if request.stop and decode is None:
+        raise TextError("stop strings need a tokenizer; give ids at which to end instead")
+    stops = StopDetector(request.stop, decode) if request.stop and decode is not None else None
+    start = None if request.constraint is None else request.constraint.start
+    constraint = None if start is None else start(tokenizer, spec.vocab, request.ends)
+    return LiveRow(request, list(request.prompt), stops, slot, constraint=constraint)
 
 
 def check_request(request: object) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from triptych.errors import InputError, shown
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+Decode = Callable[[Sequence[int]], str]
 MARGIN = 8  # characters before a stop string that may change how it is written, as a space before a comma may go
 
 
@@ -39,7 +40,7 @@ class StopDetector:
     the end of what was there.
     """
 
-    def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, stop: Sequence[str], decode: Decode) -> None:
         self.stop, self._decode = stop, decode
         self._needed = max(map(len, stop)) + MARGIN
         self._ids: list[int] = []

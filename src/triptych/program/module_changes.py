@@ -79,10 +79,9 @@ class ModuleFingerprint:
         self.class_views = [vars(base).values() for base in bases if base is not nn.Module]
         self.class_values = list(map(list, self.class_views))
 
-    def same(self) -> bool:
-        """Whether all of it is still so."""
-        module = self.module()
-        if module is None:
+    def same(self, module: nn.Module) -> bool:
+        """Whether it is of this module, not of one that this is a shallow copy of, and all of it is still so."""
+        if self.module() is not module:
             return False
         own = vars(module)
         try:

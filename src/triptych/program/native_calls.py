@@ -4,7 +4,8 @@ number of each row (`largest_of`)."""
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int32
 from functools import cache
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from .not_served import NotServed
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
 ALONE = 3000
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
+_chunks = attrgetter("chunks")
 _POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot", "source"))
 RunStep = Callable[[Any, Any], None]
 Largest = tuple[list[int], list[float]]
@@ -143,7 +145,7 @@ class StoreRecords:
 
     def __init__(self, stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> None:
         self.stores = np.zeros(len(stores), STORE)
-        self.tensors = [x for store in stores for chunk in store.chunks for x in chunk]
+        self.tensors: list[Tensor] = list(chain.from_iterable(chain.from_iterable(map(_chunks, stores))))
         self.chunks = np.zeros(len(self.tensors) // 2, CHUNK)
         at = 0
         for i, (record, store) in enumerate(zip(self.stores, stores, strict=True)):
@@ -156,7 +158,7 @@ class StoreRecords:
 
     def follow(self, stores: Sequence[Store]) -> bool:
         """Whether these are the stores, with the memory that they have now."""
-        tensors = [x for store in stores for chunk in store.chunks for x in chunk]
+        tensors = list(chain.from_iterable(chain.from_iterable(map(_chunks, stores))))
         return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
 
 

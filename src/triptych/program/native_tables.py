@@ -198,10 +198,6 @@ class Prepared:
             except ConfigError as reason:
                 self.reason = str(reason)
 
-    def serves(self, module: Transformer) -> bool:
-        """Whether it was made of this module, not of one that it is a shallow copy of, as the module is now."""
-        return self.fingerprint.module() is module and self.fingerprint.same()
-
 
 def bound(
     module: Transformer, kind: str, plan_of: Callable[..., NativePlan], arguments: tuple[Any, ...],
@@ -213,9 +209,9 @@ def bound(
     with module.plans.lock:
         prepared_plans: dict[tuple[Any, ...], Prepared] = module.plans.setdefault(kind, {})
         prepared = prepared_plans.get(arguments)
-        if prepared is None or not prepared.serves(module):
+        if prepared is None or not prepared.fingerprint.same(module):
             prepared = Prepared(module, plan_of, arguments)
-            serving = [(key, plan) for key, plan in prepared_plans.items() if plan.serves(module)]
+            serving = [(key, plan) for key, plan in prepared_plans.items() if plan.fingerprint.same(module)]
             module.plans[kind] = dict(serving[-MOST_PLANS:]) | {arguments: prepared}
         if prepared.plan is None:
             raise NotServed(prepared.reason or "the model has no native plan")

@@ -157,7 +157,7 @@ class StaticStep:
         due = self.guard is None or self.guard.due()
         if same and self.plan is not None and not due:
             return
-        if self.fingerprint is None or not self.fingerprint.same():
+        if self.fingerprint is None or not self.fingerprint.same(self.module):
             self.fingerprint, self.program, same = ModuleFingerprint(self.module), None, False
         if same and self.plan is not None and self.plan.versions.same():
             return
