@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -52,7 +53,11 @@ def executed(source: str, folder: Path) -> tuple[dict[str, Any], str]:
     for name, text in (("train.txt", TEXT), ("held-out.txt", HELD_OUT)):
         (folder / name).write_text(text, newline="")
     arguments = [file, folder / "train.txt", folder / "held-out.txt", 0, 1]
-    with redirect_stdout(io.StringIO()) as printed, story._arguments(*arguments), torch.enable_grad():
+    with (
+        redirect_stdout(io.StringIO()) as printed,
+        patch.object(sys, "argv", list(map(str, arguments))),
+        torch.enable_grad(),
+    ):
         return runpy.run_path(str(file), run_name="__main__"), printed.getvalue()
 
 

@@ -2,9 +2,8 @@
 
 A scene is "a red square left of a blue circle", or "above".  The objects lie in one row or in one column of a grid, and
 the one further left, or further up, is named first: each picture has exactly one caption.  Pairs of a colour and a
-shape in `HELD_OUT` are in no scene to train on, though each of their colours and shapes is.
-
-Everything is a function of a seed.  Needs NumPy alone.
+shape in `HELD_OUT` are in no scene to train on, though each of their colours and shapes is.  All is a function of a
+seed, and needs NumPy alone.
 """
 
 from __future__ import annotations

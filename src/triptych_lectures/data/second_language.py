@@ -5,9 +5,8 @@ number, verbs with their subject; some nouns mean one thing beside one class of 
 synonyms share one.  A word becomes none to three words.  The order differs: adjectives follow their noun, verbs end
 their clause, some of them split, adverbs move from the front to the verb, and prepositions follow what they govern.
 
-The links are of two kinds, as in Och and Ney 2003.  A *sure* link joins a word to what it translates.  A *possible* one
-joins it to a word that only decides its form, or that needs it: `did` and the verb, a noun and its article, a noun and
-the particle of an object.  Every sure link is possible too.
+Links are sure or possible, as in Och and Ney 2003: a *sure* one joins a word to what it translates, a *possible* one
+to a word that decides its form or that needs it (`did` and the verb, a noun and its article).  Sure ones are both.
 """
 
 from __future__ import annotations

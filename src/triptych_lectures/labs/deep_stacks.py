@@ -1,11 +1,8 @@
 """Training deep stacks: the placement of the norms, and the initialization of the weights.
 
-Each stack learns to name the symbol that it reads.
-
-`norm-placement`: pre- and post-norm, with and without a warm-up (Xiong et al. 2020).  `residual-scaling`: the
-matrices that write to the residual stream, drawn in several ways (Radford et al. 2019; Zhang et al. 2019; lectures
-L0, L1).  This needs no attention, so that a stack fails at it for one reason: it cannot be trained at this learning
-rate.
+Each stack learns to name the symbol that it reads, which needs no attention: it fails only where it cannot be trained
+at this learning rate.  `norm-placement` (Xiong et al. 2020), `residual-scaling` (Radford et al. 2019; Zhang et al.
+2019; lectures L0, L1).
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,8 @@
 """Labs of drawn pictures: captions by a ViT with a decoder, and names of shapes by a ViT.
 
-`captions`: does a decoder of text attend to the part of an image that it names?  (Xu et al. 2015; lecture L4)  A ViT
-reads drawn scenes of two objects, and a decoder writes "a red square left of a blue circle".  It is asked about pairs
-of a colour and a shape that no scene in training had, so that no caption can be remembered.
-
-`image-labels`: does a ViT learn what pixels alone do not tell?  (Dosovitskiy et al. 2021)  One object of any colour
-lies anywhere in a noisy image, and its shape is asked for.  Beside the ViT stand the commonest shape and a linear model
-of the pixels, which has the same pictures and finds no shape that moves about.
+`captions` (Xu et al. 2015; lecture L4): scenes of two objects, with pairs of a color and a shape that no scene in
+training had.  `image-labels` (Dosovitskiy et al. 2021): the shape of one object anywhere in a noisy image, beside the
+commonest shape and a linear model of the pixels.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,8 @@
 """Two ways to make generation cheaper: speculative decoding, and linear attention with a state of constant size
 (lecture L4 12.9).
 
-`speculation`: what do guessed tokens change, and what do they save?  (Leviathan et al. 2023)  A decoder writes with and
-without guesses: of a draft model that is the decoder itself with noise added to its weights, from none to so much that
-nothing is left; of prompt lookup; and of a source that is wrong always.
-
-`linear-state`: does linear attention write with a state of constant size?  (Katharopoulos et al. 2020)  The same
-decoder with linear attention and with softmax: the cache of the first holds two sums a layer, that of the second the
+`speculation` (Leviathan et al. 2023): guesses of a draft model that is the decoder with noise in its weights, of prompt
+lookup, and of a source that is always wrong.  `linear-state` (Katharopoulos et al. 2020): two sums a layer beside the
 keys and values of all tokens.
 """
 

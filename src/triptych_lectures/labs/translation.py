@@ -1,9 +1,7 @@
 """Labs that train several models on one synthetic translation task, and the task itself.
 
-`recurrence`: a recurrent encoder-decoder with one fixed vector, one with attention, and a transformer (Cho et al. 2014;
-Bahdanau et al. 2015; lectures L0 and L1).  `panels`: one translation in three layouts, an encoder-decoder, a decoder
-with a prefix mask, and a decoder with a plain prompt (Vaswani et al. 2017; Raffel et al. 2020, section 3.2; Radford et
-al. 2019; lectures L0, L1 and L4).
+`recurrence` (Cho et al. 2014; Bahdanau et al. 2015; lectures L0 and L1); `panels`: an encoder-decoder, a decoder with
+a prefix mask, and one with a plain prompt (Vaswani et al. 2017; Raffel et al. 2020, section 3.2; Radford et al. 2019).
 """
 
 from __future__ import annotations

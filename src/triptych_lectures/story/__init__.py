@@ -14,14 +14,15 @@ import runpy
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import unified_diff
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from triptych.arguments import checked
 from triptych.errors import InputError, shown
@@ -128,7 +129,8 @@ def run(
         files = [Path(folder) / name for name in ("train.txt", "held-out.txt")]
         for file, text in zip(files, (train, held_out), strict=True):
             file.write_text(text, "utf-8", newline="")
-        with _arguments(file_of(number), *files, seed, *([] if steps is None else [steps])):
+        arguments = [file_of(number), *files, seed, *([] if steps is None else [steps])]
+        with patch.object(sys, "argv", list(map(str, arguments))):
             names = runpy.run_path(str(file_of(number)), run_name="__main__")
     curve, lines, losses, printed_lines = list[tuple[int, float]](), list[str](), list[float](), list[str]()
     for line in printed.ended():
@@ -224,16 +226,6 @@ class _Printed(io.TextIOBase):
     def ended(self) -> list[str]:
         """All lines, when nothing more comes."""
         return [*self.lines, self.open]
-
-
-@contextmanager
-def _arguments(*arguments: object) -> Iterator[None]:
-    """The arguments of a program that runs in this process."""
-    kept, sys.argv = sys.argv, list(map(str, arguments))
-    try:
-        yield
-    finally:
-        sys.argv = kept
 
 
 def file_of(number: int) -> Path:
