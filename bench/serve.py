@@ -1,8 +1,8 @@
 """The server under load: `python bench/serve.py load --smollm2 FILE.gguf`.
 
     load     64 clients that stream completions of mixed lengths: total tokens a second of the engine alone, of
-             `triptych serve`, and with `--peer` of llama.cpp's server (`xllamacpp`, built from its source with native
-             flags) with 8, 32 and 64 slots; the time to the first token, and the client's own CPU time.
+             `triptych serve`, and with `--peer` of llama.cpp's server (built from source with native flags) with 8,
+             32 and 64 slots; the time to the first token, and the client's own CPU time.
     pace     Rows that decode, first alone, then beside prompts of 8,000 tokens: the times between their tokens.
     sampled  Steps of 8 and 32 rows, greedy and at temperature 1 with top-p 0.95, each row with a seed of its own.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -25,8 +26,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.request import urlopen
 
 import torch
 
@@ -139,17 +140,14 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@contextmanager
+@contextlib.contextmanager
 def served(command: Sequence[str], port: int) -> Iterator[None]:
-    """A server in a process of its own, once its port is open."""
+    """A server in a process of its own, once it is ready."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while True:
+        while not answers(port):
             if process.poll() is not None:
                 raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-            with socket.socket() as one:
-                if one.connect_ex(("127.0.0.1", port)) == 0:
-                    break
             time.sleep(0.2)
         yield
     finally:
@@ -157,25 +155,21 @@ def served(command: Sequence[str], port: int) -> Iterator[None]:
         process.wait()
 
 
+def answers(port: int) -> bool:
+    """Whether a server on this port says that it is ready."""
+    with contextlib.suppress(OSError):
+        return urlopen(f"http://127.0.0.1:{port}/health").status == 200
+    return False
+
+
 def ours(path: str, port: int, rows: int) -> list[str]:
     return [sys.executable, "-m", "triptych", "serve", f"m={path}", "--port", str(port), "--max-rows", str(rows)]
 
 
-LLAMA = """
-import sys, time, xllamacpp
-path, port, slots, longest, threads = sys.argv[1], *map(int, sys.argv[2:])
-params = xllamacpp.CommonParams()
-params.model.path = path
-params.n_parallel, params.n_ctx, params.port, params.hostname = slots, slots * longest, port, "127.0.0.1"
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-params.cont_batching, params.warmup = True, True
-server = xllamacpp.Server(params)
-time.sleep(1e6)
-"""
-
-
-def llama(path: str, port: int, slots: int, longest: int) -> list[str]:
-    return [sys.executable, "-c", LLAMA, path, str(port), str(slots), str(longest), str(machine.threads())]
+def llama(binary: str, path: str, port: int, slots: int, longest: int) -> list[str]:
+    threads = str(machine.threads())
+    context = ["--ctx-size", str(slots * longest), "--parallel", str(slots), "--threads", threads]
+    return [binary, "--model", path, "--port", str(port), "--host", "127.0.0.1", *context, "--threads-batch", threads]
 
 
 def engine_alone(path: str, work: Sequence[Job], rows: int) -> float:
@@ -193,7 +187,7 @@ def engine_alone(path: str, work: Sequence[Job], rows: int) -> float:
 # -- the measurements -------------------------------------------------------------------------------------------------
 
 
-def measure_load(path: str, rows: int, count: int, *, peer: bool) -> None:
+def measure_load(path: str, rows: int, count: int, peer: str | None) -> None:
     work = jobs(count, 49_000)
     longest = max(len(job.prompt) + job.new for job in work) + 8
     alone = engine_alone(path, work, rows)
@@ -207,7 +201,7 @@ def measure_load(path: str, rows: int, count: int, *, peer: bool) -> None:
     best = 0.0
     for slots in LLAMA_SLOTS if peer else ():
         port = free_port()
-        with served(llama(path, port, slots, longest), port):
+        with served(llama(peer, path, port, slots, longest), port):
             timed_load(port, work[:8], 8, "m")
             other, client, seen = timed_load(port, work, CLIENTS, "m")
         report(f"llama.cpp's server, {slots} slots", other, client, seen)
@@ -277,11 +271,11 @@ def main() -> None:
     parser.add_argument("--smollm2", required=True, metavar="FILE", help="SmolLM2-135M as a .gguf file")
     parser.add_argument("--rows", type=int, default=32, help="rows that run at once")
     parser.add_argument("--requests", type=int, default=192)
-    parser.add_argument("--peer", action="store_true", help="measure llama.cpp's server too")
+    parser.add_argument("--peer", metavar="FILE", help="llama.cpp's llama-server, built with -DGGML_NATIVE=ON")
     options = parser.parse_args()
     print(f"{machine.threads()} threads of {os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}")
     if options.what == "load":
-        measure_load(options.smollm2, options.rows, options.requests, peer=options.peer)
+        measure_load(options.smollm2, options.rows, options.requests, options.peer)
     elif options.what == "pace":
         for rows in (8, 32):
             measure_pace(options.smollm2, rows)
