@@ -36,11 +36,13 @@ def serve(
     --grace N: Seconds that running requests have to end after Ctrl-C or SIGTERM.
     """
     try:
+        from triptych.serve.limits import check_key
         from triptych.serve.run import Stopping, listen
     except ImportError as error:
         raise InputError(f"serving needs {error.name}; run: pip install -e '.[serve]' in the clone") from None
     if host not in ("127.0.0.1", "::1", "localhost") and key is None:
         raise BadParameter(f"--host {host} is reached by others; give --key too")
+    check_key(key)
     paths = named(models)
     with listen(host, port) as listening:  # before the library is imported and the models are loaded
         from triptych.serve.app import Server

@@ -36,7 +36,7 @@ from . import (
 from .cards import ModelCard, card_of_model
 from .errors import error_response
 from .fields import ApiError, Fields
-from .limits import Limited, ServerLimits
+from .limits import Limited, ServerLimits, check_key
 from .metrics import Counted, Metrics
 from .worker import ModelWorker
 
@@ -51,6 +51,8 @@ class Server:
 
     workers   the models that are loaded.
     lazy      what loads each of those that are loaded by the first request that names them, and `cards` what they are.
+
+    Raises InputError for a key that no request could give, or every one does.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Server:
         inspect: bool = False, lazy: Mapping[str, Callable[[], ModelWorker]] = MappingProxyType({}),
         cards: Iterable[ModelCard] = (),
     ) -> None:  # fmt: skip
+        check_key(key)
         self.workers, self.lazy = dict(workers), lazy
         self.key, self.limits, self.inspect = key, limits or ServerLimits(), inspect
         self.cards = {card.name: card for card in cards}

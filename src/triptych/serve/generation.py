@@ -177,6 +177,8 @@ async def respond(
 ) -> Response:  # fmt: skip
     """The response to a request: `events()` as a stream where it wants one, else `whole()` once all rows have ended.
     The rows are cancelled where the client leaves before."""
+    if "stream_options" in generation.fields.values and not generation.fields.get("stream"):
+        generation.fields.note("stream_options")
     headers = advice_header(generation.fields)
     await generation.taken()
     if generation.fields.get("stream"):

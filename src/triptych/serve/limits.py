@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triptych.errors import InputError
 from .errors import error_response
 from .fields import ApiError
 
@@ -40,6 +41,13 @@ def of_this_machine(host: str) -> bool:
     return re.fullmatch(r"((localhost|127\.0\.0\.1|\[::1\])(:\d+)?)?", host, re.IGNORECASE) is not None
 
 
+def check_key(key: str | None) -> None:
+    """Raises InputError for a key that no request could give, or every one does: an empty one is what a variable leaves
+    that is not set."""
+    if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
+        raise InputError("the key must be ASCII characters that can be printed, at least one, without blanks around them")
+
+
 class Limited:
     """Refuses a request without the key (401) or by another name (403), one too many (503), and a body that is too
     large (413) or too slow (408); closes a connection whose client does not read."""
@@ -67,8 +75,9 @@ class Limited:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         if self.key is not None and scope["path"] != PAGE:
-            bearer = headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(headers.get("x-api-key", bearer).encode(), self.key):
+            bearer = re.sub("^bearer +", "", headers.get("authorization", ""), flags=re.IGNORECASE)
+            given = (bearer, headers.get("x-api-key", ""))  # some clients fill the other one with any text
+            if not any([hmac.compare_digest(one.encode(), self.key) for one in given]):
                 return ApiError(401, "send the server's key as Authorization: Bearer KEY or as x-api-key")
         elif self.key is None and not of_this_machine(headers.get("host", "")):
             problem = "its Host is not this machine: without a key the server answers localhost and 127.0.0.1 alone"

@@ -77,6 +77,8 @@ def conversation_of(fields: Fields) -> Conversation:
         message = fields.inner(value, "messages_message", at=at).values
         add_message(messages, fields, message["role"], message["content"], f"{at}.content")
     begun = ""
+    if not messages:  # blocks of thinking alone
+        raise ApiError(400, "messages have no text; send at least one of the user's", "messages")
     if messages[-1].role == "assistant":
         if messages[-1].calls:
             raise ApiError(400, "the last message has a call; send its tool_result after it", "messages")

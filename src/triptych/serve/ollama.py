@@ -49,8 +49,8 @@ def routes(server: Server) -> list[Route]:
 
     async def show(request: HttpRequest) -> Response:
         fields = await body(request, "ollama_show", load=False)
-        if {"model", "name"} <= fields.values.keys():
-            raise ApiError(400, "model and name are the same; leave name out", "name")
+        if len({fields.values[one] for one in ("model", "name") if one in fields.values}) > 1:
+            raise ApiError(400, "model and name differ, and are two names of one field; leave name out", "name")
         name = server.name_of(fields.get("model", fields.get("name")))
         if name is None:
             raise ApiError(400, "model is missing", "model")
@@ -148,7 +148,7 @@ def templated(worker: ModelWorker, fields: Fields) -> bool:
 
 def check_system(worker: ModelWorker, fields: Fields) -> None:
     """Raise ApiError for a system prompt where nothing would read it."""
-    if "system" in fields.values and not templated(worker, fields):
+    if fields.get("system") and not templated(worker, fields):
         raise ApiError(400, f"system needs a chat template, which raw leaves out or {worker.name} lacks", "system")
 
 

@@ -12,7 +12,7 @@ import torch
 from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
-from triptych.errors import InputError, TriptychError
+from triptych.errors import InputError, TriptychError, first_line, shown
 from triptych.generate import Request, Rule, Sampling
 from triptych.model import Model
 from triptych.nn import InputRow
@@ -27,10 +27,13 @@ LAST_SEED = 2**53 - 1  # that JSON carries exactly
 async def body(request: HttpRequest, *tables: str, load: bool = True) -> Fields:
     """The fields of a JSON body, once the model that they name is loaded unless not `load`.  Raises ApiError for
     anything else."""
-    by_name = request.headers.get("content-type", "").startswith("application/json")
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    by_name = media == "application/json"
     # Ollama's own examples leave the type to curl; a page of another site, which names its origin, may not.
     if not by_name and ("origin" in request.headers or not request.url.path.startswith("/api/")):
         raise ApiError(415, "send the body as application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "send the body as it is, without a content-encoding")
     raw = await request.body()
     try:
         data = json.loads(raw, parse_float=_number, parse_constant=_number)
@@ -38,12 +41,23 @@ async def body(request: HttpRequest, *tables: str, load: bool = True) -> Fields:
             json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ApiError(400, "the body has a lone surrogate, which no text holds; leave it out") from None
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is no JSON") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply; send fewer objects and lists in each other") from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {_place_of(error)}") from None
     fields = read(data, *tables)
     if load:
         await request.app.state.server.ready(fields.get("model"))
     return fields
+
+
+def _place_of(error: ValueError) -> str:
+    """What is wrong with a JSON text, and where, without any of it but a number."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at line {error.lineno}, column {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start:,} is no {error.encoding}; send UTF-8"
+    return first_line(error)
 
 
 def _number(text: str) -> float | int:
@@ -51,14 +65,19 @@ def _number(text: str) -> float | int:
     that is too large."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(text)
+        raise ValueError(f"{shown(text)} is no number there, or too large")
     return int(value) if abs(value) <= LAST_SEED and value.is_integer() else value
 
 
 def refused(error: TriptychError, worker: ModelWorker, field: str | None = None) -> ApiError:
     """The response to what the library refuses, which names the model as the caller does, not by its path."""
-    path = worker.model.path
-    return ApiError(400, str(error) if path is None else str(error).replace(str(path), worker.name), field)
+    path, text = worker.model.path, named_as_requested(error)
+    return ApiError(400, text if path is None else text.replace(str(path), worker.name), field)
+
+
+def named_as_requested(error: TriptychError) -> str:
+    """What the library refuses, with the limit of new tokens under the name that it has in requests."""
+    return str(error).replace("max_new_tokens", "max_tokens")
 
 
 def seed_of(fields: Fields) -> int:
@@ -83,7 +102,7 @@ def generation_request(
     """
     longest = model.spec.longest_row
     room = None if longest is None else longest - len(prompt)
-    wanted = fields.get("max_completion_tokens", fields.get("max_tokens"))
+    wanted = limit_of(fields)
     if room is not None and room < 1:
         raise ApiError(400, f"the prompt has {len(prompt):,} tokens, and the model reads at most {longest:,}", "prompt")
     limit = (most if room is None else min(room, most)) if wanted is None else wanted
@@ -100,7 +119,16 @@ def generation_request(
             deadline=fields.get("timeout"), **more,
         )  # fmt: skip
     except InputError as error:
-        raise ApiError(400, str(error)) from None
+        raise ApiError(400, named_as_requested(error)) from None
+
+
+def limit_of(fields: Fields) -> int | None:
+    """The most tokens that a request wants; OpenAI's newer field may stand beside the one that it replaces.  Raises
+    ApiError where they differ."""
+    limits: set[int] = {fields.get("max_tokens"), fields.get("max_completion_tokens")} - {None}
+    if len(limits) > 1:
+        raise ApiError(400, "max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
+    return next(iter(limits), None)
 
 
 def rules_of(model: Model, fields: Fields, prompt: int) -> list[Rule]:
@@ -126,7 +154,7 @@ def rules_of(model: Model, fields: Fields, prompt: int) -> list[Rule]:
 def _bias(given: dict[str, Any], vocab: int) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in given.items():
-        known = key.isascii() and key.isdigit() and int(key) < vocab
+        known = key.isascii() and key.isdigit() and len(key) <= len(str(vocab)) and int(key) < vocab
         if not known or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
             problem = f"logit_bias must have token ids below {vocab:,} and numbers from -100 to 100"
             raise ApiError(400, problem, "logit_bias")

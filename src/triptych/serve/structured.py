@@ -75,6 +75,11 @@ def _inner_format(value: Mapping[str, Any], name: str) -> Constraint | None:
     return None if wanted is None else format_constraint(wanted, f"{name}.format")
 
 
+def _ollama_format(value: Any, name: str) -> Constraint | None:
+    """That of Ollama's `format`: a schema, `json` for any object, or an empty text for none."""
+    return None if value == "" else schema_constraint({"type": "object"} if value == "json" else value, name)
+
+
 def schema_constraint(schema: Any, name: str) -> Constraint:
     """JSON of a schema, as an object or as its text; also of the arguments of a tool."""
     if not isinstance(schema, Mapping | str):
@@ -117,7 +122,7 @@ _FIELDS: dict[str, Callable[[Any, str], Constraint | None]] = {
     "output_config": lambda value, name: _inner_format(value, name),
     "structured_outputs": _structured,
     "json_schema": schema_constraint,
-    "format": lambda value, name: schema_constraint({"type": "object"} if value == "json" else value, name),  # Ollama's
+    "format": lambda value, name: _ollama_format(value, name),
     "grammar": lambda value, name: _of_kind("grammar", value, name),
     "guided_json": schema_constraint,
     "guided_regex": lambda value, name: _of_kind("regex", value, name),

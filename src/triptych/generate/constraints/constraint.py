@@ -74,7 +74,8 @@ class Constraint:
     def grammar(cls, grammar: str) -> Constraint:
         """Texts of a grammar in Lark's form, as llguidance reads it, whose first rule is `start`.  Raises InputError
         for another form, what the library cannot read, and settings in it that would not be kept."""
-        if re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE):
+        # Blanks before a name stay in its line: empty lines would be read again from each of them.
+        if re.search(r"^[^\S\n]*[\w-]+\s*::=", grammar, re.MULTILINE):
             raise InputError(
                 'grammar is in the form of GBNF or EBNF; write it as Lark\'s, with rules as `start: "a" b`'
             )

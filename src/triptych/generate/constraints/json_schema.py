@@ -61,7 +61,8 @@ def read(schema: object) -> Schema:
     if not isinstance(schema, Mapping):
         raise InputError(f"schema={shown(schema)} must be a JSON schema: a dict, its text, or a pydantic model class")
     try:
-        text = json.dumps(schema, allow_nan=False)
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
+        text.encode()  # a lone surrogate is a ValueError here
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"schema holds what JSON cannot: {error}") from None
     if len(text) > MOST_TEXT:
