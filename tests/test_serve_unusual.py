@@ -133,7 +133,7 @@ def test_what_is_no_json_is_refused_with_its_place(port: int, body: bytes, said:
     assert (status, said in answer["error"]["message"]) == (400, True), answer
 
 
-# ---------------------------------------------------------------- fields that were ignored, or refused while they say nothing
+# ---------------------------------------------------------------- fields that were ignored, or that say nothing
 
 
 def test_two_limits_must_be_one(port: int) -> None:

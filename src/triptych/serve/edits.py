@@ -44,7 +44,7 @@ def edits_of(model: Model, fields: Fields) -> list[Edit]:
     edits = [edit_of(fields, one, f"edit[{i}]") for i, one in enumerate(fields.get("edit", []))]
     for i, name in enumerate(fields.get("ablate_heads", [])):
         block, _, head = name.partition(".") if isinstance(name, str) else ("", "", "")
-        if not (block.isdecimal() and head.isdecimal()):
+        if not all(part.isdecimal() and len(part) < 10 for part in (block, head)):
             where = f"ablate_heads[{i}]"
             raise ApiError(400, f'{where} must be BLOCK.HEAD, such as "3.0"; edit reaches other sites', where)
         edits.append(zero(f"blocks.{int(block)}.attn.z", heads=int(head)))

@@ -45,7 +45,7 @@ def check_key(key: str | None) -> None:
     """Raises InputError for a key that no request could give, or every one does: an empty one is what a variable leaves
     that is not set."""
     if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
-        raise InputError("the key must be ASCII characters that can be printed, at least one, without blanks around them")
+        raise InputError("the key must be printable ASCII characters, at least one, without blanks around them")
 
 
 class Limited:
@@ -77,7 +77,7 @@ class Limited:
         if self.key is not None and scope["path"] != PAGE:
             bearer = re.sub("^bearer +", "", headers.get("authorization", ""), flags=re.IGNORECASE)
             given = (bearer, headers.get("x-api-key", ""))  # some clients fill the other one with any text
-            if not any([hmac.compare_digest(one.encode(), self.key) for one in given]):
+            if not any(hmac.compare_digest(one.encode(), self.key) for one in given):
                 return ApiError(401, "send the server's key as Authorization: Bearer KEY or as x-api-key")
         elif self.key is None and not of_this_machine(headers.get("host", "")):
             problem = "its Host is not this machine: without a key the server answers localhost and 127.0.0.1 alone"
