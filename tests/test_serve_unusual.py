@@ -179,3 +179,12 @@ def test_fields_that_say_nothing_are_taken(port: int, route: str, body: dict[str
 def test_fields_that_say_something_that_is_not_done_are_refused(port: int, more: dict[str, Any]) -> None:
     status, answer = ask(port, "/api/generate", GENERATE | more)
     assert (status, next(iter(more)) in answer["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("head", ["9" * 5000 + ".0", "0." + "9" * 5000])
+def test_the_digits_of_an_ablated_head_are_bounded(head: str) -> None:
+    server = Server({"letters": ModelWorker(letters(), "letters", max_rows=1)}, inspect=True)
+    with running(server) as port:
+        body = {"model": "letters", "prompt": "ab", "max_tokens": 1, "ablate_heads": [head]}
+        status, answer = ask(port, COMPLETIONS, body)
+        assert (status, "ablate_heads[0] must be BLOCK.HEAD" in answer["error"]["message"]) == (400, True), answer
