@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from threading import Lock
+from weakref import WeakKeyDictionary
 
 from triptych.arguments import integer
 
@@ -18,15 +19,15 @@ class CacheBudget:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = integer("cache_bytes", nbytes, 1)
         self.lock = Lock()
-        self.claims: dict[Hashable, int] = {}
-        self.lacking: dict[Hashable, Callable[[], object]] = {}  # called where another one lacks memory
+        self.claims: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # a scheduler has its budget
+        self.lacking: WeakKeyDictionary[object, Callable[[], object]] = WeakKeyDictionary()  # called for another's sake
 
-    def left(self, owner: Hashable) -> int:
+    def left(self, owner: object) -> int:
         """Bytes that one may claim altogether, beside what the others have."""
         with self.lock:
             return self.nbytes - sum(nbytes for other, nbytes in self.claims.items() if other is not owner)
 
-    def claim(self, owner: Hashable, nbytes: int) -> bool:
+    def claim(self, owner: object, nbytes: int) -> bool:
         """Let one have so many bytes altogether.  Where they are not left its claim stays, False is returned, and the
         others are asked to give back what they do not use."""
         with self.lock:
@@ -39,7 +40,7 @@ class CacheBudget:
             ask()
         return granted
 
-    def follow(self, owner: Hashable, lacking: Callable[[], object]) -> None:
+    def follow(self, owner: object, lacking: Callable[[], object]) -> None:
         """Have `lacking` called, from any thread, where another one's claim is not granted."""
         with self.lock:
             self.lacking[owner] = lacking
