@@ -103,7 +103,18 @@ def test_the_row_of_a_client_that_left_ends(stream: bool) -> None:
         assert not worker.scheduler.engine.rows  # type: ignore[union-attr]
 
 
-def test_requests_beyond_the_limit_are_refused_and_health_is_not() -> None:
+@pytest.fixture
+def middlewares(monkeypatch: pytest.MonkeyPatch) -> list[Limited]:
+    """Those of the applications that a test makes."""
+    made_here: list[Limited] = []
+    made = Limited.__init__
+    monkeypatch.setattr(
+        Limited, "__init__", lambda self, *args, **how: (made(self, *args, **how), made_here.append(self))[0]
+    )
+    return made_here
+
+
+def test_requests_beyond_the_limit_are_refused_and_health_is_not(middlewares: list[Limited]) -> None:
     server = serve(ServerLimits(requests=2))
     worker = server.workers["letters"]
     leave = threading.Event()
@@ -116,7 +127,7 @@ def test_requests_beyond_the_limit_are_refused_and_health_is_not() -> None:
         ]
         for thread in threads:
             thread.start()
-        until(lambda: len(worker.rows) == 2)
+        until(lambda: middlewares[0].running == 2)
         status, error = ask(port, "/v1/completions", LONG)
         assert (status, error["error"]["type"]) == (503, "server_error")
         assert ask(port, "/health")[0] == 200
@@ -127,12 +138,7 @@ def test_requests_beyond_the_limit_are_refused_and_health_is_not() -> None:
         assert ask(port, "/v1/completions", LONG | {"max_tokens": 1})[0] == 200
 
 
-def test_a_client_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    middlewares: list[Limited] = []
-    made = Limited.__init__
-    monkeypatch.setattr(
-        Limited, "__init__", lambda self, *args, **how: (made(self, *args, **how), middlewares.append(self))[0]
-    )
+def test_a_client_that_does_not_read_is_left(middlewares: list[Limited], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.serve.completions.event", lambda data: b"data: " + b" " * (1 << 18) + b"\n\n")
     body = json.dumps(LONG | {"stream": True}).encode()
     with running(serve(ServerLimits(send_seconds=0.5))) as port:
