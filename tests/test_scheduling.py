@@ -244,7 +244,6 @@ def test_two_models_share_one_budget_and_give_back_what_they_do_not_use() -> Non
     slot = first.cache.slot_bytes(64)
     budget = CacheBudget(3 * slot)
     one, other = Scheduler(first, cache_bytes=budget), Scheduler(second, cache_bytes=budget)
-    budget.follow(one, one.give_back)
     how = {"prompt": [3] * 40, "max_new_tokens": 20}
     wanted = [Request(number=i, **how) for i in range(4)]  # type: ignore[arg-type]
     rows = [one.submit(request) for request in wanted[:2]] + [other.submit(request) for request in wanted[2:]]
@@ -257,9 +256,33 @@ def test_two_models_share_one_budget_and_give_back_what_they_do_not_use() -> Non
     assert most[0] == 2
     assert most[1] in (1, 2)
     assert all(row.new == alone(first.module, request) for row, request in zip(rows, wanted, strict=True))
-    assert first.cache.nbytes == 0 or second.cache.nbytes + first.cache.nbytes <= budget.nbytes
     with pytest.raises(InputError, match="cache_bytes"):
         CacheBudget(0)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_scheduler_at_rest_gives_back_what_it_holds_where_another_lacks_it(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Engine(tiny.decoder(), reuse=True), Engine(tiny.decoder(), reuse=True)
+    budget = CacheBudget(first.cache.slot_bytes(64))
+    one, other = Scheduler(first, cache_bytes=budget), Scheduler(second, cache_bytes=budget)
+    resets: list[int] = []
+    reset = first.reset
+    monkeypatch.setattr(first, "reset", lambda: (resets.append(1), reset()))
+    if asked:
+        budget.follow(one, one.give_back)
+    wanted = Request(prompt=[3] * 40, max_new_tokens=20)
+    one.submit(wanted)
+    written(one)
+    assert first.cache.nbytes == budget.nbytes, "it keeps what a later request may reuse"
+    row = other.submit(wanted)
+    for _ in range(80):
+        other.step()
+    assert (row.reason, len(row.new), len(resets)) == (("length", 20, 1) if asked else (None, 0, 0))
+    for _ in range(3):
+        one.give_back()
+    assert len(resets) == 1, "one that holds nothing has nothing to give"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -35,9 +35,9 @@ class CacheBudget:
             granted = others + nbytes <= self.nbytes
             if granted:
                 self.claims[owner] = nbytes
-            asked = [] if granted else [ask for other, ask in self.lacking.items() if other is not owner]
-        for ask in asked:
-            ask()
+            callbacks = [] if granted else [call for other, call in self.lacking.items() if other is not owner]
+        for callback in callbacks:
+            callback()
         return granted
 
     def follow(self, owner: object, lacking: Callable[[], object]) -> None:

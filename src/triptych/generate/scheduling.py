@@ -137,7 +137,7 @@ class Scheduler:
 
     def give_back(self) -> None:
         """Give back the memory of caches that hold only what later requests may reuse, where nothing waits or runs."""
-        if not self.busy:
+        if not self.busy and self.engine.cache.nbytes:  # it may be called in each step of another scheduler
             self.engine.reset()
             self.budget.claim(self, self.engine.cache.nbytes)
 
@@ -176,10 +176,12 @@ class Scheduler:
             if full or any(other.overtaken >= MOST_OVERTAKEN for other in without_room):
                 break
             more = needs.with_row(one.row)
-            if not self._claim(more) and not needs.rows:
+            granted = self._claim(more)
+            if not granted and not needs.rows:
                 self.engine.reset()  # alone it fits: beside nothing but the slots of rows that have left
                 more = CacheNeeds.of(self.engine).with_row(one.row)
-            if not self._claim(more):
+                granted = self._claim(more)
+            if not granted:
                 without_room.append(one)
                 continue
             needs = more
