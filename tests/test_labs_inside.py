@@ -143,7 +143,7 @@ def test_not_explanation_passes_on_smollm2(loaded: None) -> None:
 
 def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(  # a search without edits finds no gradient
-        not_explanation,
+        other_patterns,
         "search",
         lambda last, *rest, **sizes: (other_patterns.Replacement(last.patterns, 0.7, 0.0), []),
     )
