@@ -25,6 +25,7 @@ from triptych.generate import (
     Sampling,
     Scheduler,
     forbid,
+    prompt_pieces,
     scheduling,
 )
 from triptych.generate.pacing import FEWEST, SLOWER, Pace
@@ -53,9 +54,11 @@ Written = tuple[list[int], list[float]]
 
 
 def in_a_queue(module: Transformer, wanted: Sequence[Request], random: random.Random) -> list[Written]:
-    """What requests write that arrive while others run, under random limits."""
+    """What requests write that arrive while others run, under random limits, also of the time for prompts in a step."""
     engine = Engine(module, budget=random.randint(1, 40), reuse=True)
     scheduler = Scheduler(engine, max_rows=random.randint(1, 5))
+    seconds = type(random)(len(wanted)).choice  # of its own: the requests are drawn with the other
+    scheduler.pace.seconds = lambda decoding: seconds((0.0, 0.0, 1e-4, 1.0))  # type: ignore[method-assign]
     rows, waiting, logprobs = list[LiveRow](), list(wanted), dict[LiveRow, list[float]]()
     while waiting or scheduler.busy:
         while waiting and random.random() < 0.4:
@@ -75,6 +78,13 @@ def by_itself(module: Transformer, request: Request) -> Written:
     return row.new, found
 
 
+@pytest.fixture
+def short_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short prompts too are read in pieces of time."""
+    monkeypatch.setattr(prompt_pieces, "SMALL", 0)
+
+
+@pytest.mark.usefixtures("short_in_pieces")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", MODELS)
 def test_random_arrivals_and_budgets_give_what_each_gives_alone(name: str, seed: int) -> None:
@@ -87,7 +97,8 @@ def test_random_arrivals_and_budgets_give_what_each_gives_alone(name: str, seed:
 
 
 @needs_native
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("short_in_pieces")
+@pytest.mark.parametrize("seed", range(8))
 def test_natively_the_bits_are_the_same_too(seed: int) -> None:
     module, draw = packed(), random.Random(seed)
     wanted = [drawn(draw, module, i, ([], list(range(5, 16)))) for i in range(12)]

@@ -31,6 +31,7 @@ from triptych.program.static_executor import StaticStep
 from triptych.text import Tokenizer
 from .next_tokens import Choice, choose
 from .prefixes import Prefixes
+from .prompt_pieces import PromptPieces
 from .request import LiveRow, Output, Request, check_new, check_request, check_running, row_of
 from .speculation import Speculation, accepts
 from .step_runner import TWO_THREADS, Executor, ForwardResult, StepRunner, alone
@@ -54,6 +55,8 @@ class Engine(Explained):
     cache_type    what the caches keep (`CacheType`); what is reused was kept in it.
     speculation   guesses several next tokens, which one forward verifies.
     rows          the rows that run.
+    prompt_seconds   seconds of a step that prompts take at most, about, where their forward can stop in its middle and
+                  go on in the next step; None: the forward of a step is done in that step.
 
     Raises InputError for a model that cannot generate, for another executor, `matmul` or type of cache, and where
     products in bf16 were asked for and cannot be had.
@@ -81,6 +84,7 @@ class Engine(Explained):
         self.tokenizer = tokenizer
         self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
+        self.prompt_seconds: float | None = None
         self.prefixes: Prefixes | None = None
         self.speculation, self.streaming = speculation, Lock()  # held while the text of one row is streamed
         self.guard, self.lock = ModuleGuard(), RLock()  # held by the thread that is in a method
@@ -99,6 +103,7 @@ class Engine(Explained):
         """Begin again with an empty cache: no rows, nothing kept."""
         self.runner = StepRunner(self.module, self.chunk, self.executor, self.matmul, self.cache_type, self.guard)
         self.cache, self.cross = self.runner.cache, self.runner.cross
+        self.pieces = PromptPieces(self.runner)
         reused = 0 if self.prefixes is None else self.prefixes.reused
         self.prefixes = Prefixes(self.runner, reused) if self.reuse and self.module.encoder is None else None
         self._reading = False  # whether a row has more to run than one token and its draft
@@ -170,6 +175,8 @@ class Engine(Explained):
         """Remove rows and free their slots for rows that are added later; those that have left are passed over."""
         check_running(rows, self.rows, None, self.cache)
         leaving = [row for row in rows if row.cache is not None]
+        if not {*self.pieces.rows}.isdisjoint(leaving):
+            self.pieces.drop()
         for row in leaving:
             row.cache, row.draft = None, ()
         prefixes, busy = self.prefixes, self.runner.running
@@ -191,6 +198,7 @@ class Engine(Explained):
         rows that are returned.
         """
         check_running(rows, self.rows)
+        self.pieces.drop()
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
         spare = [row.slot for row in dropped]
@@ -221,6 +229,7 @@ class Engine(Explained):
         Raises InputError when a layer with a window no longer holds what came before.
         """
         check_running([row], self.rows)
+        self.pieces.drop()
         self.cache.trim(row.slot, integer("length", length, 0))
         row.cached = length
         self._reading = True
@@ -235,6 +244,7 @@ class Engine(Explained):
         check_running([row], self.rows, None, self.cache)
         if row.cache is None:
             raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")
+        self.pieces.drop()
         request = replace(request, source=row.request.source)
         new = row_of(request, self.module, self.decode, self.tokenizer, row.slot)
         self.cache.trim(row.slot, 0)
@@ -268,14 +278,17 @@ class Engine(Explained):
             start = None if self.speculation is None or self._reading else perf_counter()
             if self.speculation is not None:
                 self.speculation.propose(self.rows, self.runner)
-            if self._reading:
+            pieces = self.pieces
+            if self._reading or pieces.rows:
                 fill = None if self.prefixes is None else self.prefixes.fill
-                share = self.runner.token_counts(self.rows, self.budget, fill)
+                whole = self.prompt_seconds is None or self._all_logits or self.speculation is not None
+                share = pieces.share(self.rows, self.budget, fill, whole)
             outputs, ended = list[Output](), list[LiveRow]()
             at_once = not self._all_logits and self.speculation is None  # logits are used before the next forward
             for session, members in self._groups:
                 for part in [members] if share is None else self.runner.parts(members, share):
-                    computed = self.runner.run(session, part, share, self._all_logits, at_once, self._greedy)
+                    counts = None if pieces.rows else share  # beside these, each runs one id
+                    computed = self.runner.run(session, part, counts, self._all_logits, at_once, self._greedy)
                     tokens, tops = computed.best or (list[int](), list[float]())
                     if not tokens or not all(map(isfinite, tops)):
                         self._choose_tokens(computed, outputs, ended)
@@ -286,6 +299,10 @@ class Engine(Explained):
                         checked = row.stops is not None or token in row.request.ends or len(row.ids) >= row.limit
                         if checked and row.ends():
                             ended.append(row)
+            if pieces.rows:
+                read = pieces.go_on(self.prompt_seconds)
+                if read is not None:
+                    self._choose_tokens(read, outputs, ended)
             if start is not None and self.speculation is not None:
                 self.speculation.measured(perf_counter() - start, len(outputs))
             if ended:
@@ -353,6 +370,7 @@ class Engine(Explained):
         if not rows:
             raise InputError("no rows run in this engine; add requests first")
         self.guard.visits += 1
+        self.pieces.drop()
         last: dict[LiveRow, Tensor] = {}
         while len(last) < len({*rows}):
             for session, members in self._groups:

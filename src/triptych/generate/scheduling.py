@@ -128,11 +128,19 @@ class Scheduler:
         engine = self.engine
         lengths = {row: row.cached for row in engine.rows}
         decoding = sum(len(row.ids) - row.cached == 1 and row.source is None for row in lengths)
-        engine.budget = decoding + self.pace.ids(decoding)
+        pieces, pace = engine.pieces, self.pace
+        engine.budget, engine.prompt_seconds = decoding + pace.ids(decoding), pace.seconds(decoding)
         start = perf_counter()
         outputs = engine.step(isolate=True)
+        seconds, in_pieces = perf_counter() - start, pieces.in_last_step
+        if in_pieces:
+            pace.in_pieces = True
+            pace.measured(seconds - in_pieces, decoding, 0)
+            if not pieces.rows:
+                pace.measured(pieces.seconds, 0, pieces.ids)
+            return outputs
         prompt_ids = sum(row.cached - cached for row, cached in lengths.items()) - decoding
-        self.pace.measured(perf_counter() - start, decoding, max(prompt_ids, 0))
+        pace.measured(seconds, decoding, max(prompt_ids, 0))
         return outputs
 
     def give_back(self) -> None:

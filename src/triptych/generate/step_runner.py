@@ -74,6 +74,26 @@ class ForwardResult:
     best: Largest | None
 
 
+@dataclass(frozen=True, eq=False)
+class NextTokens:
+    """The ids that some rows run next.
+
+    wanted    the tokens whose logits are wanted, of the rows that are `due`: read to their end then.
+    places    where the logits of each due row begin among these.
+    prompts   of each row, how many of its tokens are of its prompt.
+    """
+
+    ids: list[int]
+    rows: Rows
+    wanted: list[int]
+    places: list[int]
+    due: list[LiveRow]
+    prompts: list[int]
+
+
+NOTHING_YET = ForwardResult([], torch.empty(0), [], {}, None)
+
+
 class StepRunner:
     """A model with the caches of an engine's rows.
 
@@ -176,31 +196,31 @@ class StepRunner:
 
     def run(
         self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool,
-        at_once: bool = False, find_best: bool = False,
+        at_once: bool = False, find_best: bool = False, begin: Callable[[NextTokens], None] | None = None,
     ) -> ForwardResult:  # fmt: skip
         """The next piece of each row: what it lacks, at most `chunk` ids or its `share`, and its draft behind the end.
 
         Logits of all positions are computed where `all_logits`; those of `every` are for the rows that want them.  The
         next forward may overwrite the logits where they are used `at_once`, which goes without `all_logits`; then the
-        likeliest tokens are looked for where `find_best`.
+        likeliest tokens are looked for where `find_best`.  `begin` gets what would run, instead of this forward.
         """
         find_best = find_best and at_once
         if at_once and share is None and isinstance(self.executor, NativeStep):
             next_tokens = self._next_tokens(self.executor, session, rows, find_best)
             if next_tokens is not None:
                 return next_tokens
-        ids, logit_places, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
+        ids, wanted, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
         lengths, past, slots, prompts = [], [], [], []
         for row in rows:
             done, end, most = row.cached, len(row.ids), self.chunk if share is None else share[row]
             if done <= self.switch < end:  # LongRoPE's other factors hold for the whole row, from its first token on
-                self._begin_again(row)
+                self.begin_again(row)
                 done, most = 0, max(most, self.switch + 1)
             piece = row.ids[done : done + most]
             if done + len(piece) == end:
                 due.append(row)
-                places.append(len(logit_places))
-                logit_places.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
+                places.append(len(wanted))
+                wanted.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
                 piece.extend(row.draft)
             ids += piece
             past.append(done)
@@ -208,7 +228,10 @@ class StepRunner:
             slots.append(row.slot)
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
         pieces = Rows(tuple(lengths), tuple(past), tuple(slots))
-        chosen: Sequence[int] = range(len(ids)) if all_logits else logit_places
+        if begin is not None:
+            begin(NextTokens(ids, pieces, wanted, places, due, prompts))
+            return NOTHING_YET
+        chosen: Sequence[int] = range(len(ids)) if all_logits else wanted
         self.running = rows
         if session is not None:
             session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
@@ -228,7 +251,7 @@ class StepRunner:
             batch = Batch(inputs=inputs, rows=pieces, source=source, cache=self.cache, cross=self.cross, taps=taps)
             hidden = self.module(batch)
             if len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
-                hidden, computed_rows = _last_vectors(session, due, hidden[logit_places])
+                hidden, computed_rows = _last_vectors(session, due, hidden[wanted])
             executed = self.module.unembed(hidden, computed_rows, taps) if len(hidden) else hidden, computed_rows
         logits, computed_rows = executed
         for row, end in zip(rows, pieces.ends, strict=True):
@@ -237,7 +260,7 @@ class StepRunner:
         every: dict[LiveRow, Tensor] = {}
         if all_logits:
             every = {row: x for row, x in zip(rows, computed_rows.split(logits), strict=True) if row.request.all_logits}
-            logits = logits[logit_places]
+            logits = logits[wanted]
         best: Largest | None = None
         if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
             tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
@@ -327,7 +350,7 @@ class StepRunner:
         self.why_modules = self.sources.why_modules
         return done
 
-    def _begin_again(self, row: LiveRow) -> None:
+    def begin_again(self, row: LiveRow) -> None:
         if row.cached:
             self.cache.trim(row.slot, 0)
             row.cached = 0

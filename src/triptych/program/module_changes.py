@@ -192,6 +192,11 @@ class WeightVersions:
         return self._current_versions() == self.old_versions and b"".join(self.views) == self.contents
 
 
+def versions(module: nn.Module) -> list[Any]:
+    """How often torch has counted a change of each parameter, of packed ones their blocks, and its dtype."""
+    return [_version(_blocks(one) if isinstance(one, PackedWeight) else one) for one in module.parameters()]
+
+
 def checksums(module: nn.Module) -> list[Tensor]:
     """Sums over all bytes of the parameters and buffers of a module, of packed ones their blocks.
 

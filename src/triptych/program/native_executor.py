@@ -18,9 +18,10 @@ from triptych.errors import InputError
 from triptych.native import library
 from triptych.native.step import Integers, PlanStruct
 from triptych.nn import Transformer
-from .module_changes import ModuleGuard
+from .module_changes import ModuleGuard, versions
 from .native_calls import Calls, StoreRecords, labels_of, part_of, piece_of, plan_struct, zeros
 from .native_encoder import Matmul, multiplies_in_bf16
+from .native_pieces import CallInPieces, pieces_of
 from .native_plan import plan_of
 from .native_reads import StepReads
 from .native_tables import LAYOUT_BF16, Binding, MatrixOf, bound
@@ -67,6 +68,7 @@ class NativeStep:
         self.module, self.cache, self.cross = module, cache, cross
         self.matrix_of, self.most_dense, self.bf16 = matrix_of, most_dense, bf16
         self.calls = Calls()
+        self.calls_in_pieces: Calls | None = None  # the memory of a call that other calls interrupt
         self.why_modules: str | None = None
         self.guard = guard
         self._looked = False  # in the last call
@@ -118,6 +120,39 @@ class NativeStep:
             self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
         step.finish()
         return out
+
+    # -- in pieces ------------------------------------------------------------------------------------------------
+
+    def begin_in_pieces(
+        self, ids: list[int], rows: Rows, chosen: list[int], prompts: list[int]
+    ) -> CallInPieces | None:  # fmt: skip
+        """Begin a call of tokens of prompts, as `logits` takes them, which `go_on` runs piece by piece: until it is
+        done, these rows run in no other call, and no other begins in pieces.  None where it has to be one piece: for
+        tokens of both roles, or more than one call takes, beside an encoder, and where the modules must run."""
+        mixed = self.bf16 and any(prompts)
+        if len(ids) > TOKENS or self.cross is not None or (mixed and list(rows.lengths) != prompts):
+            return None
+        bindings = self._ready(ids, rows, mixed, ())
+        if bindings is None:
+            return None
+        step = self.cache.begin(rows, "")
+        self.calls_in_pieces = self.calls_in_pieces or Calls()
+        binding = bindings[-1]
+        out = torch.empty((len(chosen), binding.plan.outputs), dtype=torch.float32, device="cpu")
+        labels = piece_of(labels_of(ids, rows, [[0] * len(rows.lengths)] * 2), 0, len(ids))
+        pieces = pieces_of(binding.plan.instructions)
+        return CallInPieces(
+            ids, rows, chosen, prompts, binding, versions(self.module), self.calls_in_pieces, step, labels, out, pieces
+        )  # fmt: skip
+
+    def go_on(self, call: CallInPieces, seconds: float | None) -> bool:
+        """Run what is left of a call for about so many seconds -> whether all of it is done.  Raises NotServed where
+        the module has changed since it began: what it has computed is worth nothing then."""
+        bindings = self._ready(call.ids, call.rows, self.bf16 and any(call.prompts), ())
+        if bindings is None or bindings[-1] is not call.binding or versions(self.module) != call.versions:
+            raise NotServed(self.why_modules or "the module has changed")
+        self._follow_stores(bindings)
+        return call.go_on(self.plans[call.binding], self._pages, seconds)
 
     def _ready(self, ids: Sequence[int], rows: Rows, mixed: bool, reads: tuple[str, ...]) -> list[Binding] | None:
         """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs; None, and why in
