@@ -118,28 +118,33 @@ INLINE v16i buckets16(v16 x, float top, float scale)
 }
 
 /* The smallest number that stays of those not below `bound`, where one stays if the larger ones weigh less than
-   `target` together.  Numbers of less weight than `light` weigh no more than what is to go, all together. */
+   `target` together.  Numbers of less weight than `light` weigh no more than what is to go, all together; they are in
+   the last bucket, so that the others are found in the blocks of 16 that have one of more weight. */
 INLINE float heavy_bound(struct weighed *items, const float *x, const float *weights, int32_t n, float top, float bound,
                          float light, float scale, double target)
 {
-    double masses[BUCKETS] = {0}, above = 0.0;
-    int32_t places[16], bucket = 0;
+    const v16i nowhere = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; /* of each lane, so that none waits */
+    double masses[BUCKETS + 16] = {0}, above = 0.0;
+    int32_t places[16], bucket = 0, blocks = 0;
     int64_t count = 0;
+    int32_t *with_heavy = (int32_t *)(items + n) - (n + 15) / 16; /* read before items reach it: 16 for each, at most */
     for (int32_t begin = 0; begin < n; begin += 16) {
         int32_t end = n - begin < 16 ? n - begin : 16;
         v16 numbers = end < 16 ? load_part(x + begin, end, -INFINITY) : load16(x + begin);
         v16 heavy = end < 16 ? load_part(weights + begin, end, 0.0f) : load16(weights + begin);
         v16i stays = (numbers >= bound) & (heavy >= light);
         if (!any16(stays)) continue;
-        v16i into = buckets16(numbers, top, scale);
+        with_heavy[blocks++] = begin;
+        v16i into = (stays & buckets16(numbers, top, scale)) | (~stays & (nowhere + BUCKETS));
         float added[16];
-        store16(added, pick(stays, heavy, (v16){0}));
+        store16(added, heavy);
         memcpy(places, &into, sizeof places);
         for (int32_t i = 0; i < end; i++) masses[places[i]] += added[i];
     }
     while (bucket < BUCKETS - 1 && above + masses[bucket] < target) above += masses[bucket++];
-    for (int32_t begin = 0; begin < n; begin += 16) {
-        int32_t end = n - begin < 16 ? n - begin : 16;
+    int all = bucket == BUCKETS - 1;
+    for (int32_t block = 0; block < (all ? (n + 15) / 16 : blocks); block++) {
+        int32_t begin = all ? 16 * block : with_heavy[block], end = n - begin < 16 ? n - begin : 16;
         v16 numbers = end < 16 ? load_part(x + begin, end, -INFINITY) : load16(x + begin);
         v16i into = buckets16(numbers, top, scale);
         if (!any16(into == bucket)) continue;
@@ -198,19 +203,19 @@ TARGET static int32_t ISA(sample)(const float *x, int32_t n, const struct draw *
         memcpy(weights + i, &weight, bytes);
     }
 
-    double sums = 0.0, target, before = 0.0;
-    if (bound == -INFINITY && how->lowest == -INFINITY) {
-        sums = total;
-    } else {
-        for (int32_t i = 0; i < n; i += WEIGHTS_BLOCK)
-            sums += block_above(x + i, weights + i, bound, n - i < WEIGHTS_BLOCK ? n - i : WEIGHTS_BLOCK);
+    double sums = 0.0, before = 0.0;
+    float *of_blocks = items; /* which are done with */
+    for (int32_t i = 0; i < n; i += WEIGHTS_BLOCK) {
+        int32_t own = n - i < WEIGHTS_BLOCK ? n - i : WEIGHTS_BLOCK;
+        sums += of_blocks[i / WEIGHTS_BLOCK] = block_above(x + i, weights + i, bound, own);
     }
-    target = how->uniform * sums;
+    if (bound == -INFINITY && how->lowest == -INFINITY) sums = total;
+    double target = how->uniform * sums;
     int32_t token = -1;
     for (int32_t begin = 0; begin < n; begin += WEIGHTS_BLOCK) {
-        int32_t end = n - begin < WEIGHTS_BLOCK ? n : begin + WEIGHTS_BLOCK;
-        double of_block = block_above(x + begin, weights + begin, bound, end - begin);
+        double of_block = of_blocks[begin / WEIGHTS_BLOCK];
         if (of_block > 0.0 && before + of_block > target) {
+            int32_t end = n - begin < WEIGHTS_BLOCK ? n : begin + WEIGHTS_BLOCK;
             double inside = before;
             for (int32_t i = begin; i < end; i++) {
                 if (x[i] < bound || weights[i] == 0.0f) continue;
