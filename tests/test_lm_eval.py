@@ -227,3 +227,17 @@ def test_the_command_runs_tasks(tmp_path: Path, capsys: Captured) -> None:
     assert {metric["task"]: metric["samples"] for metric in answer["metrics"]} == {"endings": 4, "letters": 4}
     assert answer["difference"] is None
     assert "did you mean 'endings'" in refused([*argv[:3], "ending", *argv[4:]], capsys)
+
+
+@pytest.mark.heavy
+@pytest.mark.weights
+@pytest.mark.usefixtures("quiet_transformers")
+@pytest.mark.filterwarnings("ignore")
+def test_smollm2_answers_as_by_lm_evals_own_adapter(smollm2: Model) -> None:
+    results = run_tasks(smollm2, NAMES, include_path=TASKS, against="transformers", limit=4)
+    difference = results.difference
+    assert difference is not None
+    assert difference.log_likelihood < LIMIT, difference.request
+    assert (difference.other_greedy, difference.other_texts) == (0, 0)
+    values = {(metric.task, metric.metric): metric.value for metric in results.metrics}
+    assert values["endings", "acc"] >= 0.5

@@ -114,8 +114,8 @@ class TriptychLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
             (math.fsum(one.logprob for one in scores), all(one.top[0][0] == token for one, token in pairs))
             for scores, pairs in self._scored("loglikelihood", rows)
         ]
-        for (texts, _, _), answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood", texts, answer)
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request[0], answer)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:

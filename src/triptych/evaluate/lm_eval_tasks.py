@@ -179,7 +179,7 @@ def loaded(names: Sequence[str], include_path: str | Path | None) -> list[Any]:
         is_file = path.suffix in (".yaml", ".yml") and not hub
         if is_file and not path.is_file():
             raise InputError(f"{name}: there is no such file")
-        with library(lambda problem, name=name: InputError(f"lm-eval cannot read the tasks for {name}: {problem}")):
+        with library(lambda problem: InputError(f"lm-eval cannot read these tasks: {problem}")):
             manager = TaskManager(include_path=path.parent if is_file else folder, include_defaults=hub)
         own = name.removeprefix(HUB)
         if is_file:
@@ -293,7 +293,8 @@ def difference(answers: Answers, expected: Answers) -> Difference:
     if ours.keys() != theirs.keys():
         only = len(ours.keys() ^ theirs.keys())
         raise InputError(f"{counted(only, 'request')} went to one of the two adapters only, so they do not compare")
-    largest, request, greedy, texts, other_texts = 0.0, ("",), 0, 0, 0
+    largest, greedy, texts, other_texts = 0.0, 0, 0, 0
+    request: tuple[str, ...] = ()
     for key, own in ours.items():
         value, their_value = own, theirs[key]
         if key[0] == "generate_until":

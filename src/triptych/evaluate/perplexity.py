@@ -108,12 +108,14 @@ def perplexity(
     size = sum(len(one.split()) for one in texts), sum(len(one.encode()) for one in texts)
     if model.spec.layout == "encoder":
         return _masked(model, texts, _window(model, window, overlap, MASKED_WINDOW), overlap, size, on_progress)
+    counts: tuple[int, int]
+    limits: tuple[int | None, int | None] = None, None
     if sources is not None:
         if window is not None or overlap:
             raise InputError("a target is read whole beside its source; leave window and overlap out")
         start, targets = model.spec.start_id(), model.ids(texts, target=True)
         rows = [([start], ids) for ids in targets]
-        counts, limits = (sum(map(len, targets)),) * 2, (None, None)
+        counts = (sum(map(len, targets)),) * 2
     else:
         width = _window(model, window, overlap, WINDOW)
         first = words.bos_id if words.bos_id is not None else words.eos_id

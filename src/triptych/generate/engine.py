@@ -279,7 +279,7 @@ class Engine(Explained):
                 reused = self.prefixes or self.sources
                 share = self.runner.token_counts(self.rows, self.budget, None if reused is None else reused.fill)
             outputs, ended = list[Output](), list[LiveRow]()
-            at_once = self._logits_at_once and self.speculation is None  # logits are used before the next forward
+            at_once = not self._all_logits and self.speculation is None  # logits are used before the next forward
             for session, members in self._groups:
                 for part in [members] if share is None else self.runner.parts(members, share):
                     computed = self.runner.run(session, part, share, self._all_logits, at_once, self._greedy)
@@ -395,7 +395,6 @@ class Engine(Explained):
             groups.setdefault(key, (row.request.probe, []))[1].append(row)
         self._groups = list(groups.values())
         self._all_logits = any(row.request.all_logits for row in self.rows)
-        self._logits_at_once = not any(row.request.all_logits or row.request.score_from for row in self.rows)
         self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self.rows)
         self._greedy = all(
             not row.request.rules

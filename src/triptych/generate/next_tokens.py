@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from math import isfinite, isnan
 
 import torch
@@ -102,20 +101,6 @@ def _penalized(rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice
             scores[i] = penalize(scores[i : i + 1], [rows[i].ids], penalty)[0]
         except InputError as error:
             choices[i].error = error
-    return scores
-
-
-def scores_of(to_score: Mapping[LiveRow, Sequence[int]], logits: Tensor) -> dict[LiveRow, list[TokenLogprobs]]:
-    """The log-probabilities of ids of each row, by logits [T, V], of all rows one after another; the row goes on from
-    there."""
-    every = [token for ids in to_score.values() for token in ids]
-    counts = {row: row.request.logprobs or 0 for row in to_score}
-    most = max(counts.values())
-    scored, scores = iter(token_logprobs(logits, every, most)), dict[LiveRow, list[TokenLogprobs]]()
-    for row, ids in to_score.items():
-        own = islice(scored, len(ids))
-        scores[row] = [one if counts[row] == most else replace(one, top=one.top[: counts[row]]) for one in own]
-        row.next_score += len(ids)
     return scores
 
 

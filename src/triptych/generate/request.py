@@ -123,7 +123,7 @@ class LiveRow:
     def __post_init__(self) -> None:
         prompt, first = len(self.request.prompt), self.request.score_from
         self.only_scores = first is not None and not self.request.max_new_tokens
-        self.next_score = prompt if first is None else first  # the position of the next id to score
+        self.next_score = sys.maxsize if first is None else first  # the position of the next id to score
         self.limit = prompt + (-1 if self.only_scores else self.request.max_new_tokens)
         self.source = self.request.source  # None once it was encoded
         self.module: object = None  # of the engine that prepared the row

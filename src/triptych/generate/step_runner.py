@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -27,9 +27,8 @@ from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.static_executor import StaticStep, best_of, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
-from .gathered import Gathered
-from .next_tokens import scores_of
 from .request import LiveRow, TokenLogprobs
+from .scored_tokens import ScoredTokens, places
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +74,7 @@ class ForwardResult:
     places: list[int]
     every: dict[LiveRow, Tensor]
     best: Largest | None
-    scores: Mapping[LiveRow, list[TokenLogprobs]] = field(default_factory=dict)
+    scores: Mapping[LiveRow, list[TokenLogprobs]]
 
 
 class StepRunner:
@@ -193,26 +192,56 @@ class StepRunner:
             next_tokens = self._next_tokens(self.executor, session, rows, find_best)
             if next_tokens is not None:
                 return next_tokens
-        tokens = Gathered()
+        ids, logit_places, starts, due = list[int](), list[int](), list[int](), list[LiveRow]()
+        lengths, past, slots, prompts = [], [], [], []
+        scored: ScoredTokens | None = None
         for row in rows:
             done, end, most = row.cached, len(row.ids), self.chunk if share is None else share[row]
             if done <= self.switch < end:  # LongRoPE's other factors hold for the whole row, from its first token on
                 self._begin_again(row)
                 done, most = 0, max(most, self.switch + 1)
-            tokens.add(row, done, most)
-        pieces = Rows(tuple(tokens.lengths), tuple(tokens.past), tuple(tokens.slots))
-        whole = all_logits or (session is not None and bool(tokens.before))  # what is read covers whole pieces
-        used = sorted([*tokens.wanted, *tokens.before]) if tokens.before else tokens.wanted
-        chosen: Sequence[int] = range(len(tokens.ids)) if whole else used
+            piece = row.ids[done : done + most]
+            if row.next_score <= done + len(piece):
+                scored = scored or ScoredTokens()
+                scored.add(row, done, done + len(piece), len(ids))
+            if done + len(piece) == end and not row.only_scores:
+                due.append(row)
+                starts.append(len(logit_places))
+                logit_places.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
+                piece.extend(row.draft)
+            ids += piece
+            past.append(done)
+            lengths.append(len(piece))
+            slots.append(row.slot)
+            prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
+        pieces = Rows(tuple(lengths), tuple(past), tuple(slots))
+        whole = all_logits or (scored is not None and session is not None)  # a site is read of whole pieces
+        used = logit_places if scored is None else sorted([*logit_places, *scored.before])
+        chosen: Sequence[int] = range(len(ids)) if whole else used
         self.running = rows
         if session is not None:
             session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
         executed, encoded = None, False  # encoded: the sources are read
         if self.executor is not None:
-            arguments = tokens.ids, pieces, chosen, tokens.prompts
-            executed, encoded = self._execute(self.executor, session, rows, tokens.due, arguments)
+            tokens_of_step = ids, pieces, chosen, prompts
+            executed, encoded = self._execute(self.executor, session, rows, due, tokens_of_step, keep=not at_once)
         if executed is None:
-            executed = self._run_modules(session, rows, tokens, pieces, chosen, encoded)
+            self.guard.visits += session is not None  # an edit may change anything
+            if self.executor is not None and len(ids) == len(rows) and not self._logged:
+                self._logged = True
+                logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
+            taps, computed_rows = NO_TAPS if session is None else session.taps, pieces
+            if min(ids) < 0 or max(ids) >= self.vocab:
+                raise InputError(f"a row's ids hold one outside the vocabulary of {self.vocab}")
+            inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
+            source = None if encoded or rows[0].source is None else self._sources(rows)
+            batch = Batch(inputs=inputs, rows=pieces, source=source, cache=self.cache, cross=self.cross, taps=taps)
+            hidden = self.module(batch)
+            if scored is not None and not whole:
+                hidden, computed_rows = hidden[used], Rows((len(used),))
+            elif len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
+                hidden, computed_rows = _last_vectors(session, due, hidden[logit_places])
+            executed = self.module.unembed(hidden, computed_rows, taps) if len(hidden) else hidden, computed_rows
         logits, computed_rows = executed
         for row, end in zip(rows, pieces.ends, strict=True):
             row.cached, row.source = end, None
@@ -220,53 +249,23 @@ class StepRunner:
         every: dict[LiveRow, Tensor] = {}
         if all_logits:
             every = {row: x for row, x in zip(rows, computed_rows.split(logits), strict=True) if row.request.all_logits}
-        scores = {}
-        if tokens.before:
-            of_prompts = logits if used == tokens.before and not whole else logits[_places(tokens.before, chosen)]
-            scores = scores_of(tokens.to_score, of_prompts)
-        if whole or tokens.before:
-            logits = logits[_places(tokens.wanted, chosen)]
-        best = self._best(logits) if find_best and tokens.due else None
-        return ForwardResult(tokens.due, logits, tokens.places, every, best, scores)
-
-    def _run_modules(
-        self, session: Session | None, rows: Sequence[LiveRow], tokens: Gathered, pieces: Rows, chosen: Sequence[int],
-        encoded: bool,
-    ) -> FlatBatch:  # fmt: skip
-        """The logits of the `chosen` tokens and their rows, by the modules; `encoded` where the sources are read."""
-        ids = tokens.ids
-        self.guard.visits += session is not None  # an edit may change anything
-        if self.executor is not None and len(ids) == len(rows) and not self._logged:
-            self._logged = True
-            logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
-        taps, computed_rows = NO_TAPS if session is None else session.taps, pieces
-        if min(ids) < 0 or max(ids) >= self.vocab:
-            raise InputError(f"a row's ids hold one outside the vocabulary of {self.vocab}")
-        inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
-        source = None if encoded or rows[0].source is None else self._sources(rows)
-        batch = Batch(inputs=inputs, rows=pieces, source=source, cache=self.cache, cross=self.cross, taps=taps)
-        hidden = self.module(batch)
-        if len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
-            hidden = hidden[[*chosen]]
-            hidden, computed_rows = (
-                (hidden, Rows((len(chosen),))) if tokens.before else _last_vectors(session, tokens.due, hidden)
-            )
-        return self.module.unembed(hidden, computed_rows, taps) if len(hidden) else hidden, computed_rows
-
-    def _best(self, logits: Tensor) -> Largest:
-        """The token with the largest logit of each row [W, V], and that logit."""
-        if logits.is_cpu:  # numpy's search takes a tenth of torch's time
+        scores = {} if scored is None else scored.scores(logits, chosen)
+        if whole or scored is not None:
+            logits = logits[places(logit_places, chosen)]
+        best: Largest | None = None
+        if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
             tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
-            return tokens, logits[[*range(len(tokens))], tokens].tolist()
-        best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
-        if best is None:
-            tokens, largest = best_of(logits).tolist()
-            best = [int(token) for token in tokens], largest
-        return best
+            best = tokens, logits[[*range(len(tokens))], tokens].tolist()
+        elif find_best and due:
+            best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
+            if best is None:
+                tokens, largest = best_of(logits).tolist()
+                best = [int(token) for token in tokens], largest
+        return ForwardResult(due, logits, starts, every, best, scores)
 
     def _execute(
         self, executor: NativeStep | StaticStep, session: Session | None, rows: Sequence[LiveRow],
-        due: Sequence[LiveRow], tokens: tuple[list[int], Rows, Sequence[int], list[int]],
+        due: Sequence[LiveRow], tokens: tuple[list[int], Rows, Sequence[int], list[int]], *, keep: bool,
     ) -> tuple[FlatBatch | None, bool]:  # fmt: skip
         """The logits of some `tokens` (`ids`, `rows`, `chosen` and `prompts` of `NativeStep.logits`) and their rows, or
         None where the modules must run, and why in `why_modules`; and whether the executor read the sources."""
@@ -275,7 +274,11 @@ class StepRunner:
             return None, False
         ids, computed_rows, chosen, _ = tokens
         reads = None if session is None else session.native_reads(computed_rows.slots)
-        logits = executor.logits(*tokens, reads)
+        logits = (
+            executor.logits(*tokens, reads, keep=keep or session is not None)
+            if isinstance(executor, NativeStep)
+            else executor.logits(*tokens, reads)
+        )
         self.why_modules = executor.why_modules
         if logits is None:
             return None, True
@@ -319,7 +322,7 @@ class StepRunner:
         for row in rows:
             row.cached += 1
         self.why_modules = None
-        return ForwardResult([*rows], logits, [*range(len(ids))], {}, best)
+        return ForwardResult([*rows], logits, [*range(len(ids))], {}, best, {})
 
     def _refusal(self, session: Session, rows: Sequence[LiveRow]) -> str | None:
         """The reason why the executor cannot serve what is read and edited of these rows."""
@@ -354,14 +357,6 @@ class StepRunner:
         """The encoder's input in the first forward of these rows."""
         inputs, source_rows = self.module.flat([row.source for row in rows if row.source is not None])
         return inputs, Rows(source_rows.lengths, slots=tuple([row.slot for row in rows]))
-
-
-def _places(tokens: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """The places of some tokens among the `chosen` ones, which are in rising order."""
-    if isinstance(chosen, range):
-        return [*tokens]
-    at = {token: place for place, token in enumerate(chosen)}
-    return [at[token] for token in tokens]
 
 
 def _last_vectors(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> FlatBatch:
