@@ -17,7 +17,7 @@ import cli_models
 import tiny
 import triptych
 from hub_encoders import HUB
-from triptych import generate, measure, page, probe, quickstart, text
+from triptych import generate, measure, page, probe, quickstart, shards, text
 from triptych.check import check
 from triptych.checkpoints.convert import convert
 from triptych.count import count, predict
@@ -106,7 +106,7 @@ def names(folder: Path) -> dict[str, Any]:
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize, "image": image,
         "bench": measure.bench, "page": page, "text": text, "scenes": scenes, "digit_recordings": digit_recordings,
-        "quickstart": quickstart.run, "in_thread": in_thread,
+        "quickstart": quickstart.run, "in_thread": in_thread, "shards": shards,
         "generate": generate, "check": check, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
     }  # fmt: skip
 
