@@ -26,7 +26,7 @@ SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "i
          "max_position_embeddings": 64}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "causal": {"model_type": "llama", "num_key_value_heads": 1, **SIZES},
-    "masked": {"model_type": "bert", **SIZES},
+    "masked": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SIZES},
     "replaced": {"model_type": "electra", "embedding_size": 16, **SIZES},
     "corruption": {"model_type": "t5", "d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 3},
 }

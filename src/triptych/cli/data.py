@@ -32,7 +32,7 @@ def tokenize(
 ) -> None:
     """Tokenize texts into shards for recipes (data.shards); run again, it goes on.
 
-    INPUT: Text files, folders of them, .jsonl, .csv, .tsv, .parquet, or hub:org/name.
+    INPUT...: Text files, folders of them, .jsonl, .csv, .tsv, .parquet, or hub:org/name.
     --out DIR: Directory of the shards.
     --tokenizer MODEL: Model or directory with the tokenizer; or byte, bpe:8192 or words:8192 for a new one.
     --layout NAME: Of a new tokenizer: the layout of the model that it is for.
@@ -145,14 +145,13 @@ def _show(shards: ShardSet, found: Contents, *, checked: bool) -> None:
 
 
 def _show_tokens(tokens: list[str], title: str, *, cut: bool) -> None:
-    """The tokens end to end, neighbours in different colours."""
+    """The tokens end to end, neighbours in different colours; with | between them where there are no colours."""
     from rich.text import Text
 
-    line = Text()
-    for i, token in enumerate(tokens):
-        line.append(screen.plain(token), style=_COLORS[i % len(_COLORS)])
+    out = screen.console()
+    styled = [Text(screen.plain(token), _COLORS[i % len(_COLORS)]) for i, token in enumerate(tokens)]
+    line = Text("" if out.is_terminal else "|").join(styled)
     if cut:
         line.append(" ...")
-    out = screen.console()
     out.print(title, style="bold")
     out.print(line, soft_wrap=True)

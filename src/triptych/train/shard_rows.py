@@ -79,7 +79,10 @@ class ShardDocuments:
             one.check_tokenizer(tokenizer, "that of the model")
 
     def in_memory(self, frame: Frame) -> list[list[Ids]]:
-        """Documents of a sample of those to train on, and those held out: of each set its share by weight."""
+        """Documents of a sample of those to train on, and those held out: of each set its share by weight.
+
+        Raises TextError where there are none.
+        """
         train, held_out = list[Ids](), list[Ids]()
         total = sum(self.weights.values())
         for path, one in self.sets.items():
@@ -87,7 +90,12 @@ class ShardDocuments:
             stop = self._stop(positions, share)
             train += _sampled(positions, stop, max(1, round(SAMPLE * share)))
             held_out += _documents(positions, stop, len(positions))
+        if not train or not held_out:
+            raise self._too_short()
         return [train, held_out]
+
+    def _too_short(self) -> TextError:
+        return TextError(f"{', '.join(self.sets)}: too short to hold out a part; give more text")
 
     def _stop(self, positions: Positions, share: float) -> int:
         """Where training ends and the held-out positions begin: where a document does, unless more than twice as much
@@ -96,7 +104,7 @@ class ShardDocuments:
         most = max(1, round((self.settings.held_out_limit or HELD_OUT) * share))
         held_out = min(max(1, round(self.settings.held_out * every)), most)
         if held_out >= every:
-            raise TextError(f"{positions.shards.path} is too short to hold out a part of it; give more text")
+            raise self._too_short()
         (cut,) = positions.cut(every - held_out, every - held_out + 1)
         begins = every - held_out - cut.first
         return begins if begins > 0 and cut.first <= held_out else every - held_out
