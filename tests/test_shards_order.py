@@ -63,8 +63,8 @@ def test_packing_fills_every_row_and_loses_nothing(seed: int) -> None:
     while (left := total - sum(lengths)) > 0:
         lengths.append(min(left, 1 + int(random.exponential(length * random.random()))))
     packed = pack(lengths, rows, length)
-    assert [sum(cut.stop - cut.start for cut in row) for row in packed] == [length] * rows
-    covered = Counter((cut.item, i) for row in packed for cut in row for i in range(cut.start, cut.stop))
+    assert [sum(stop - start for _, start, stop in row) for row in packed] == [length] * rows
+    covered = Counter((item, i) for row in packed for item, start, stop in row for i in range(start, stop))
     assert covered == Counter((item, i) for item, size in enumerate(lengths) for i in range(size))
 
 

@@ -5,6 +5,7 @@ plays as training data: pairs of the two editions, and turns of one person.
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np

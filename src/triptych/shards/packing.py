@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import NamedTuple
 
-
-class Cut(NamedTuple):
-    """Positions `[start, stop)` of the piece `item`."""
-
-    item: int
-    start: int
-    stop: int
+Cut = tuple[int, int, int]  # a piece by its index, and positions [start, stop) of it
 
 
 def pack(lengths: Sequence[int], rows: int, length: int) -> list[list[Cut]]:
@@ -23,32 +16,33 @@ def pack(lengths: Sequence[int], rows: int, length: int) -> list[list[Cut]]:
     al. 2024).  Those that fit nowhere whole are cut to fill the rows that have room left, the roomiest first.
     """
     packed: list[list[Cut]] = []
-    rest: list[Cut] = []
+    rest: list[tuple[int, int, int]] = []  # minus the positions, the piece, where they begin
     for item, size in enumerate(lengths):
         whole = size - size % length
-        packed += [[Cut(item, start, start + length)] for start in range(0, whole, length)]
+        if whole:
+            packed += [[(item, start, start + length)] for start in range(0, whole, length)]
         if size > whole:
-            rest.append(Cut(item, whole, size))
-    rest.sort(key=lambda cut: cut.start - cut.stop)
+            rest.append((whole - size, item, whole))
+    rest.sort()
     free = [(length, row) for row in range(len(packed), rows)]  # room and row, by room
     packed += [[] for _ in free]
-    homeless: list[Cut] = []
-    for cut in rest:
-        size = cut.stop - cut.start
+    homeless: list[tuple[int, int, int]] = []
+    for one in rest:
+        size, item, start = -one[0], one[1], one[2]
         at = bisect_left(free, (size, 0))
         if at == len(free):
-            homeless.append(cut)
+            homeless.append(one)
             continue
         room, row = free.pop(at)
-        packed[row].append(cut)
+        packed[row].append((item, start, start + size))
         if room > size:
             insort(free, (room - size, row))
-    for cut in homeless:
-        start = cut.start
-        while start < cut.stop:
+    for size, item, start in homeless:
+        end = start - size
+        while start < end:
             room, row = free.pop()
-            stop = min(cut.stop, start + room)
-            packed[row].append(Cut(cut.item, start, stop))
+            stop = min(end, start + room)
+            packed[row].append((item, start, stop))
             if room > stop - start:
                 insort(free, (room - stop + start, row))
             start = stop

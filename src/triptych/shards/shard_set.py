@@ -23,7 +23,7 @@ from triptych.text import Tokenizer, from_directory
 from .manifest import MANIFEST, PLAN, TOKENIZER, Manifest, fingerprint, read_manifest
 from .shard_file import Integers, ShardHeader, array_of, check_bytes, open_shard, shard_name
 
-_MAPPED = 256  # shards at one time, each of which holds a file open
+_MAPPED = 4096  # shards at one time; each holds a file open, and at most half of the files that a process may open
 Ids = NDArray[np.int32]
 
 
@@ -50,7 +50,7 @@ class ShardSet:
         self._headers = [self._header(number) for number in range(len(self.manifest.shards))]
         self.token_ends = list(accumulate(header.tokens for header in self._headers))
         self.document_ends = list(accumulate(header.documents for header in self._headers))
-        self.arrays = lru_cache(_MAPPED)(self._arrays)
+        self.arrays = lru_cache(_most_mapped())(self._arrays)
 
     def __repr__(self) -> str:
         return f"ShardSet({counted(self.documents, 'document')}, {counted(self.tokens, 'token')})"
@@ -84,6 +84,8 @@ class ShardSet:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise TextError(f"{path}: cannot be read ({error})") from None
+        if hasattr(mmap, "MADV_RANDOM"):  # rows come from anywhere, so that what stands behind one is of no use
+            data.madvise(mmap.MADV_RANDOM)
         if len(data) != header.size:
             raise TextError(f"{path}: has {len(data):,} bytes, and had {header.size:,} when it was opened")
         return _Arrays(*(array_of(header, data, name) for name in ("ends", "hashes", "tokens")))
@@ -134,6 +136,15 @@ class ShardSet:
                 check_bytes(self.path / shard_name(number))
             except TextError as error:
                 yield str(error)
+
+
+def _most_mapped() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 256
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAPPED if most == resource.RLIM_INFINITY else min(_MAPPED, most // 2)
 
 
 def _finished(path: Path) -> Manifest:
