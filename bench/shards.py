@@ -39,6 +39,7 @@ from triptych.shards.shard_file import shard_name
 from triptych.text import Tokenizer, bpe_tokenizer, from_directory
 
 SHARD_TOKENS = 1 << 24
+SHARD_MB = 8  # small, so that shards are made between two kills
 SAMPLE = 32 << 20  # bytes of text for the tokenizer alone
 BOUNDS = {"rate": 0.8, "milliseconds": 1.0}
 LENGTH, ROWS = 1024, 8
@@ -74,7 +75,7 @@ def alone(words: Tokenizer, texts: list[str]) -> tuple[float, float]:
 
 def run(source: Path, out: Path, tokenizer: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "triptych", "data", "tokenize", str(source), "--out", str(out), "--tokenizer",
-               str(tokenizer)]  # fmt: skip
+               str(tokenizer), "--shard-mb", str(SHARD_MB)]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -103,7 +104,7 @@ def tokenizing(folder: Path, megabytes: int, kills: int) -> bool:
     print(f"{size / 1e9:.2f} GB of text, {tokens / 1e6:,.0f}M tokens, {len(made['shards'])} shards in {seconds:,.0f} s")
     print(f"processor time: {rate / 1e6:.2f} MB/s; the tokenizer alone {before[0] / 1e6:.2f} before and "
           f"{after[0] / 1e6:.2f} after, {own[1] / 1e6:.2f} with its ids taken out: {share:.1%} and "
-          f"{rate / own[1]:.1%}")  # fmt: skip
+          f"{rate / own[1]:.1%}", flush=True)  # fmt: skip
     out, done, began, draws = folder / "killed", 0, time.monotonic(), random.Random(0)
     while not (out / "manifest.json").exists():
         process = run(source, out, tokenizer)
