@@ -69,15 +69,15 @@ def message_of(fields: Fields, value: object, at: str) -> Message:
     message = fields.inner(value, "chat_message", at=at)
     role = message.values["role"]
     content = text_of(fields, message.get("content"), ("text", "refusal"), "text_part", f"{at}.content")
-    given = message.get("tool_calls", [])
-    if given and role != "assistant":
+    tool_calls = message.get("tool_calls", [])
+    if tool_calls and role != "assistant":
         raise ApiError(400, f"{at}.tool_calls are for the assistant's messages", f"{at}.tool_calls")
     if (role == "tool") != ("tool_call_id" in message.values):
         raise ApiError(400, f"{at} must have a tool_call_id where its role is tool, and nowhere else", at)
-    if message.get("content") is None and not given and role != "assistant":
+    if message.get("content") is None and not tool_calls and role != "assistant":
         raise ApiError(400, f"{at}.content is missing", f"{at}.content")
     calls = []
-    for i, one in enumerate(given):
+    for i, one in enumerate(tool_calls):
         where = f"{at}.tool_calls[{i}]"
         call = fields.inner(one, "chat_call", at=where)
         function = call.values["function"]

@@ -83,9 +83,9 @@ def read(body: object, *parts: str, at: str = "") -> Fields:
     """
     if not isinstance(body, dict):
         raise ApiError(400, f"{at or 'the body'} must be a JSON object", at or None)
-    known, given = table(*parts), {name: value for name, value in body.items() if value is not None}
+    known, present = table(*parts), {name: value for name, value in body.items() if value is not None}
     before = f"{at}." if at else ""
-    for name, value in given.items():
+    for name, value in present.items():
         path = before + name
         if name not in known:
             raise ApiError(400, f"{shown_name(path)} is not supported here{nearest(name, known)}; leave it out", path)
@@ -94,16 +94,16 @@ def read(body: object, *parts: str, at: str = "") -> Fields:
             raise ApiError(400, f"{path} is not supported: {why}", path, "unsupported_parameter")
         _check(path, value, known[name])
     for name, entry in known.items():
-        if entry.get("required") and name not in given:
+        if entry.get("required") and name not in present:
             raise ApiError(400, f"{before}{name} is missing", before + name)
     general = re.sub(r"\[\d+\]", "", before)
     fields = Fields(
-        {name: value for name, value in given.items() if not known[name].get("advice")},
-        [general + name for name in given if known[name].get("advice")],
+        {name: value for name, value in present.items() if not known[name].get("advice")},
+        [general + name for name in present if known[name].get("advice")],
     )
     inner = {name: known[name]["fields"] for name in fields.values if "fields" in known[name]}
     return fields.changed(
-        **{name: dict(fields.inner(given[name], part, at=before + name).values) for name, part in inner.items()}
+        **{name: dict(fields.inner(present[name], part, at=before + name).values) for name, part in inner.items()}
     )
 
 

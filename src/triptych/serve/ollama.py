@@ -110,9 +110,9 @@ def conversation_of(fields: Fields) -> Conversation:
     for i, one in enumerate(fields.values["messages"]):
         message = fields.inner(one, "ollama_message", at=f"messages[{i}]")
         role, content = message.values["role"], message.get("content", "")
-        given = [fields.inner(call, "ollama_call", at=f"messages[{i}].tool_calls[{j}]").values["function"]
+        called = [fields.inner(call, "ollama_call", at=f"messages[{i}].tool_calls[{j}]").values["function"]
                  for j, call in enumerate(message.get("tool_calls", []))]  # fmt: skip
-        calls = tuple(ToolCall(f"call_{i}_{j}", call["name"], call["arguments"]) for j, call in enumerate(given))
+        calls = tuple(ToolCall(f"call_{i}_{j}", call["name"], call["arguments"]) for j, call in enumerate(called))
         waiting += calls
         name, answers = message.get("tool_name"), waiting if role == "tool" else []
         answered_call = next((call for call in answers if call.name == name), answers[0] if answers else None)

@@ -65,9 +65,9 @@ def documents_of(fields: Fields) -> list[str]:
     others = ("return_text", "raw_scores") if name == "documents" else ("top_n", "return_documents")
     if wrong := next((other for other in others if other in fields.values), None):
         raise ApiError(400, f"{wrong} does not go with {name}; leave it out", wrong)
-    found = [one.get("text") if isinstance(one, Mapping) else one for one in fields.values[name]]
-    texts = [text for text in found if isinstance(text, str)]
-    if len(texts) < len(found):
+    values = [one.get("text") if isinstance(one, Mapping) else one for one in fields.values[name]]
+    texts = [text for text in values if isinstance(text, str)]
+    if len(texts) < len(values):
         raise ApiError(400, f'{name} must be texts, or objects with a "text"', name)
     return texts
 

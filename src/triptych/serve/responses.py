@@ -56,8 +56,8 @@ def conversation_of(fields: Fields) -> Conversation:
     """
     instructions = fields.get("instructions")
     messages = [Message("system", instructions)] if instructions else []
-    given = fields.get("input", "")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    content = fields.get("input", "")
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     for i, item in enumerate(items):
         add_item(messages, fields, item, f"input[{i}]")
     if not items:

@@ -29,8 +29,8 @@ def constraint_of(fields: Fields, model: Model) -> Constraint | None:
 
     Raises ApiError for several, for what is malformed or too large, and for what would not be kept.
     """
-    given = [name for name in _FIELDS if name in fields.values]
-    constraints = [one for one in [(name, _FIELDS[name](fields.values[name], name)) for name in given] if one[1]]
+    present = [name for name in _FIELDS if name in fields.values]
+    constraints = [one for one in [(name, _FIELDS[name](fields.values[name], name)) for name in present] if one[1]]
     if len(constraints) > 1:
         names = " and ".join(name for name, _ in constraints)
         raise ApiError(400, f"{names} do not go together; give one", constraints[1][0])
