@@ -69,7 +69,7 @@ class ServedRequest:
         self.started, self.begun = time.perf_counter(), 0.0
         every = [*to_score] or [None] * len(requests)
         self.rows = [
-            worker.submit(request, stop, hidden=hidden, to_score=ids)
+            worker.submit(request, stop, hidden=hidden, to_score=ids, due=fields.due)
             for request, ids in zip(requests, every, strict=True)
         ]
 
@@ -87,8 +87,12 @@ class ServedRequest:
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of the prompts that were not computed again."""
-        return sum(row.row.reused for row in self.rows if row.row is not None)
+        """Tokens of the prompts that were not computed again; of each prompt once, however many rows it has."""
+        least: dict[int, int] = {}
+        for row in self.rows:
+            reused, prompt = 0 if row.row is None else row.row.reused, id(row.request.prompt)
+            least[prompt] = min(reused, least.get(prompt, reused))
+        return sum(least.values())
 
     @property
     def written_tokens(self) -> int:

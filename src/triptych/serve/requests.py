@@ -115,8 +115,7 @@ def generation_request(
         ends = () if fields.get("ignore_eos") else end_ids(model.inputs)
         return Request(
             prompt=prompt, source=source, sampling=sampling, max_new_tokens=limit, ends=ends,
-            rules=rules_of(model, fields, len(prompt)), number=number, priority=fields.get("priority", 0),
-            deadline=fields.get("timeout"), **more,
+            rules=rules_of(model, fields, len(prompt)), number=number, priority=fields.get("priority", 0), **more,
         )  # fmt: skip
     except InputError as error:
         raise ApiError(400, named_as_requested(error)) from None

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic, sleep
@@ -53,7 +53,7 @@ class ServedRow:
     to_score  with `all_logits`, the ids whose log-probabilities are wanted: those of the prompt, or one more.
     scored    log-probabilities of these, from the second on, that were computed and not delivered; `scores` says how
               many were computed.
-    last      when its newest ids came, and `submitted` when it was queued (`monotonic`).
+    last      when its newest ids came, `submitted` when it was queued, and `due` when it leaves (`monotonic`).
     """
 
     worker: ModelWorker
@@ -72,6 +72,7 @@ class ServedRow:
     scores: int = 0
     submitted: float = field(default_factory=monotonic)
     last: float | None = None
+    due: float | None = None
 
     async def __aiter__(self) -> AsyncIterator[RowPiece]:
         """Leaving the loop before the last piece cancels the row."""
@@ -136,11 +137,12 @@ class ModelWorker:
 
     def submit(
         self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None,
-        to_score: Sequence[int] | None = None,
+        to_score: Sequence[int] | None = None, due: float | None = None,
     ) -> ServedRow:  # fmt: skip
-        """Queue a request.  What cannot be run comes as an error in its only piece."""
+        """Queue a request, whose row leaves at the time `due` (`monotonic`), however long it waits before.  What cannot
+        be run comes as an error in its only piece."""
         scored = list(request.prompt) if to_score is None else to_score
-        served = ServedRow(self, request, stop, scored, asyncio.get_running_loop(), hidden=hidden)
+        served = ServedRow(self, request, stop, scored, asyncio.get_running_loop(), hidden=hidden, due=due)
         if not self.post(lambda: self._take(served)):
             self._refuse(served, InputError(STOPPING))
         return served
@@ -226,7 +228,8 @@ class ModelWorker:
                 stream = self.model.tokenizer.stream(skip_special=served.hidden is None)
                 without_text = {*served.request.ends, *(served.hidden or ())}
                 served.text = RowText(stream, without_text, served.stop)
-            served.row = self.scheduler.submit(served.request)
+            left = None if served.due is None else max(served.due - monotonic(), 0.0)
+            served.row = self.scheduler.submit(replace(served.request, deadline=left))
             if self.meter is not None:
                 self.meter.read(len(served.request.prompt))
         except Exception as error:
