@@ -74,8 +74,8 @@ class DataSettings(RecipeSection):
     few that one would be too much, the end of the longest), records at random.  Of `shakespeare` whole plays are held
     out instead."""
     held_out_limit: Positive | None = None
-    """Use at most this many of the held-out characters, or of the pairs and records, evenly spaced.  Of shards it counts
-    tokens, and is 262,144 where it is not set."""
+    """Use at most this many of the held-out characters, or of the pairs and records, evenly spaced.  Of shards it
+    counts tokens, and is 262,144 where it is not set."""
     drop_longer: bool = False
     """Leave out pairs and records of more than `run.length` tokens, which are an error otherwise."""
     words: Positive | None = None
