@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from triptych.shards import ShardSet, Summary, tokenize
+from triptych.shards import ShardSet, TokenizingSummary, tokenize
 from triptych.text import Tokenizer, byte_tokenizer
 
 WORDS = ("the", "old", "mill", "stands", "where", "river", "bends", "käse", "wheel", "war", "zwei", "日本", "☃")
@@ -29,7 +29,7 @@ def shards_of(folder: Path, texts: Sequence[str], shard_bytes: int = 4000, token
     return out
 
 
-def made(source: Path, out: Path, shard_bytes: int = 4000, tokenizer: Tokenizer | None = None) -> Summary:
+def made(source: Path, out: Path, shard_bytes: int = 4000, tokenizer: Tokenizer | None = None) -> TokenizingSummary:
     return tokenize([source], out, tokenizer or byte_tokenizer(), processes=2, shard_bytes=shard_bytes)
 
 

@@ -22,8 +22,8 @@ from shard_texts import documents, json_lines, made, read_back, shards_of
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.run_lock import RunLock
 from triptych.shards import ShardSet, contents, tokenize, tokenize_worker, tokenizing
-from triptych.shards.inputs import Part, list_inputs, parts
-from triptych.shards.manifest import Manifest, differences, fingerprint
+from triptych.shards.inputs import InputPart, list_inputs, parts
+from triptych.shards.manifest import ShardManifest, differences, fingerprint
 from triptych.shards.tokenizer_choice import choose_tokenizer
 from triptych.text import ENCODER, bpe_tokenizer, byte_tokenizer
 
@@ -103,7 +103,7 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, monkeypa
     monkeypatch.setattr("triptych.shards.inputs._LINE", 50)
     path = tmp_path / "long.txt"
     path.write_text("☃" * 400, encoding="utf-8")
-    plan = Manifest(tokenizer="", vocab_size=1, tokenizer_from="", field="text", separator=None, shard_bytes=100,
+    plan = ShardManifest(tokenizer="", vocab_size=1, tokenizer_from="", field="text", separator=None, shard_bytes=100,
                     inputs=list_inputs([path])[0])  # fmt: skip
     cuts = [piece for part in parts(plan, lambda *_: iter(())) for piece in part.pieces]
     raw = path.read_bytes()
@@ -186,7 +186,7 @@ def test_a_run_goes_on_with_the_shards_that_are_missing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made(source, out, 2000)
     whole = digest(out)
-    plan = Manifest.model_validate_json((out / "manifest.json").read_text()).model_copy(update={"shards": []})
+    plan = ShardManifest.model_validate_json((out / "manifest.json").read_text()).model_copy(update={"shards": []})
     plan.write(out / "plan.json")
     (out / "manifest.json").unlink()
     names = sorted(whole)
@@ -300,7 +300,7 @@ def test_a_worker_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Its input ends when that process does, however it ends."""
-    worker = tokenizing._Worker(tmp_path, Manifest(
+    worker = tokenizing._TokenizerProcess(tmp_path, ShardManifest(
         tokenizer="", vocab_size=1, tokenizer_from="", field="text", separator=None, shard_bytes=1, inputs=[],
     ))  # fmt: skip
     BYTES.save(tmp_path / "tokenizer")
@@ -447,7 +447,7 @@ def test_lengths_and_duplicates_are_counted(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_differences_are_in_words() -> None:
-    plan = Manifest(
+    plan = ShardManifest(
         tokenizer="a", vocab_size=1, tokenizer_from="", field="text", separator=None, shard_bytes=1,
         inputs=[{"path": "x"}, {"path": "y"}],
     )  # fmt: skip
@@ -457,6 +457,6 @@ def test_differences_are_in_words() -> None:
 
 
 def test_a_part_survives_its_way_to_a_worker() -> None:
-    part = Part(texts=("ein ☃", ""), digest="d")
-    assert Part.from_json(json.loads(json.dumps(part.to_json()))) == part
+    part = InputPart(texts=("ein ☃", ""), digest="d")
+    assert InputPart.from_json(json.loads(json.dumps(part.to_json()))) == part
     assert tokenize_worker.Work.__dataclass_params__.frozen  # type: ignore[attr-defined]

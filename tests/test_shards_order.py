@@ -10,7 +10,7 @@ import pytest
 from shard_texts import documents, shards_of
 from triptych.errors import ConfigError
 from triptych.shards import Mixture, RowOrder, ShardSet
-from triptych.shards.order import BLOCK, Frame, Positions, mixed, permuted
+from triptych.shards.order import BLOCK, DocumentPositions, Frame, mixed, permuted
 from triptych.shards.packing import pack
 
 FRAMES = {
@@ -85,7 +85,7 @@ def test_packing_cuts_few_documents() -> None:
 @pytest.mark.parametrize("name", FRAMES)
 def test_any_stretch_is_read_as_by_hand(name: str, shards: ShardSet) -> None:
     frame = FRAMES[name]
-    positions = Positions(shards, frame)
+    positions = DocumentPositions(shards, frame)
     every = framed(shards, frame)
     flat = [list(itertools.chain.from_iterable(column)) for column in zip(*every, strict=True)]
     assert len(positions) == len(flat[0])
@@ -104,7 +104,7 @@ def test_any_stretch_is_read_as_by_hand(name: str, shards: ShardSet) -> None:
 @pytest.mark.parametrize("length", [1, 20, 64, 10**6])
 def test_an_epoch_has_every_row_once(length: int, pack_rows: int, shards: ShardSet) -> None:
     """All positions but fewer than a group, none twice, and others are left out in another epoch."""
-    positions = Positions(shards, FRAMES["causal"])
+    positions = DocumentPositions(shards, FRAMES["causal"])
     stop = len(positions) - 100
     order = RowOrder(positions, length, pack_rows, stop)
     left_out = []
@@ -128,7 +128,7 @@ def test_an_epoch_has_every_row_once(length: int, pack_rows: int, shards: ShardS
 
 def test_rows_of_a_step_come_from_places_far_apart(shards: ShardSet) -> None:
     """Four neighbouring rows are of four groups; the control, a window after the other, are not."""
-    order = RowOrder(Positions(shards, Frame()), 32, 8)
+    order = RowOrder(DocumentPositions(shards, Frame()), 32, 8)
     group = order.pack * order.length
     starts = np.cumsum([0, *(one.tokens for one in shards.manifest.shards)])
 
@@ -147,7 +147,7 @@ def test_rows_of_a_step_come_from_places_far_apart(shards: ShardSet) -> None:
 
 def test_no_more_than_its_rows_is_read(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tokens; of the ends those that a search and the group need."""
-    order, read = RowOrder(Positions(shards, Frame()), 32, 4), list[int]()
+    order, read = RowOrder(DocumentPositions(shards, Frame()), 32, 4), list[int]()
     ids = ShardSet.ids
     monkeypatch.setattr(
         ShardSet, "ids", lambda self, shard, start, stop: [read.append(stop - start), ids(self, shard, start, stop)][1]
@@ -164,7 +164,7 @@ def test_a_mixture_has_its_shares_in_every_block_and_visits_each_part_in_its_ord
     for i, name in enumerate(("a", "b", "c")):
         (tmp_path / name).mkdir()
         sets[name] = ShardSet(shards_of(tmp_path / name, documents(40, seed=i)))
-    orders = {name: RowOrder(Positions(one, Frame()), 16, 4) for name, one in sets.items()}
+    orders = {name: RowOrder(DocumentPositions(one, Frame()), 16, 4) for name, one in sets.items()}
     mixture = Mixture(orders, {"a": 5, "b": 3.0, "c": 0.01})
     assert sum(mixture.counts) == BLOCK
     assert mixture.counts == [2556, 1534, 6] or mixture.counts == [2557, 1534, 5]

@@ -9,7 +9,7 @@ from triptych.errors import counted
 from . import options, screen
 
 if TYPE_CHECKING:
-    from triptych.shards import Contents, ShardSet, Summary
+    from triptych.shards import ShardContents, ShardSet, TokenizingSummary
 
 SHOWN_TOKENS = 120
 _COLORS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
@@ -67,7 +67,7 @@ def tokenize(
     _made(summary, out, as_json=as_json)
 
 
-def _made(summary: Summary, out: Path, *, as_json: bool) -> None:
+def _made(summary: TokenizingSummary, out: Path, *, as_json: bool) -> None:
     """Say what has been tokenized."""
     from triptych.shards.tokenizing import in_words
 
@@ -121,7 +121,9 @@ def inspect(
     _show_tokens(tokens, f"document {document:,}: {counted(len(ids), 'token')}", cut=len(ids) > len(tokens))
 
 
-def _as_json(shards: ShardSet, found: Contents, document: int, length: int, tokens: list[str]) -> dict[str, object]:
+def _as_json(
+    shards: ShardSet, found: ShardContents, document: int, length: int, tokens: list[str]
+) -> dict[str, object]:
     made = shards.manifest
     return {
         "documents": found.documents, "tokens": found.tokens, "text_bytes": made.text_bytes, "shards": len(made.shards),
@@ -132,7 +134,7 @@ def _as_json(shards: ShardSet, found: Contents, document: int, length: int, toke
     }  # fmt: skip
 
 
-def _show(shards: ShardSet, found: Contents, *, checked: bool) -> None:
+def _show(shards: ShardSet, found: ShardContents, *, checked: bool) -> None:
     made = shards.manifest
     share = found.duplicates / found.documents
     rows = [

@@ -29,11 +29,11 @@ HUB = "hub:"  # before the name of a task that lm-eval brings, whose data comes 
 FILES = ("json", "csv", "parquet", "text", "arrow", "xml")  # values of `dataset_path` that read local files
 RESAMPLES = 1000  # of the standard errors that have no formula
 
-OnProgress = Callable[[str, int, int], None]
+OnRequests = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Metric:
+class TaskMetric:
     """One figure of a task, and its standard error where it has one; `their_value` is that of lm-eval's own adapter."""
 
     task: str
@@ -64,7 +64,7 @@ class TaskResults:
     """The figures of tasks, the seconds that the requests took, and lm-eval's whole results with its samples; against
     another adapter what differs, and its seconds."""
 
-    metrics: tuple[Metric, ...]
+    metrics: tuple[TaskMetric, ...]
     seconds: float
     their_seconds: float | None = None
     difference: Difference | None = None
@@ -76,7 +76,7 @@ class TaskResults:
 
 
 @dataclass
-class Answers:
+class TaskAnswers:
     """What a model answered: it stands in place of lm-eval's cache, which is told of every request.
 
     seconds     that the requests took on the clock, and `cpu_seconds` of all cores.
@@ -114,7 +114,7 @@ def run_tasks(
     apply_chat_template: bool = False,
     against: str | None = None,
     batch_size: int = 8,
-    on_progress: OnProgress = lambda *_: None,
+    on_progress: OnRequests = lambda *_: None,
 ) -> TaskResults:
     """Run lm-eval's tasks on a model.
 
@@ -150,9 +150,9 @@ def run_tasks(
     return TaskResults(metrics, answers.seconds, expected.seconds, difference(answers, expected), results)
 
 
-def answers_of(lm: Any, tasks: Sequence[Any], **settings: Any) -> tuple[Answers, dict[str, Any]]:
+def answers_of(lm: Any, tasks: Sequence[Any], **settings: Any) -> tuple[TaskAnswers, dict[str, Any]]:
     """What a model of lm-eval answers to loaded tasks, and lm-eval's results."""
-    answers = Answers()
+    answers = TaskAnswers()
     lm.set_cache_hook(answers)
     for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
         setattr(lm, kind, answers.timed(getattr(type(lm), kind).__get__(lm)))
@@ -276,7 +276,7 @@ def _found(files: Any, path: Path) -> Any:
 # -- results ------------------------------------------------------------------------------------------------------
 
 
-def _metrics(results: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Metric]:
+def _metrics(results: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[TaskMetric]:
     """The figures of each task and group, beside those of `other` results."""
     for task, figures in results.get("results", {}).items():
         samples = results.get("n-samples", {}).get(task, {}).get("effective", 0)
@@ -286,14 +286,14 @@ def _metrics(results: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[M
                 continue
             error = figures.get(f"{metric}_stderr,{name}")
             their_value = other.get("results", {}).get(task, {}).get(key)
-            yield Metric(
+            yield TaskMetric(
                 task, metric, name, results.get("n-shot", {}).get(task), samples, float(value),
                 float(error) if isinstance(error, int | float) else None,
                 None if their_value is None else float(their_value),
             )  # fmt: skip
 
 
-def difference(answers: Answers, expected: Answers) -> Difference:
+def difference(answers: TaskAnswers, expected: TaskAnswers) -> Difference:
     """Raises InputError where the two were asked different things."""
     ours, theirs = answers.by_request, expected.by_request
     if ours.keys() != theirs.keys():

@@ -124,7 +124,8 @@ def shown_name(name: str) -> str:
 def _check(name: str, value: Any, entry: Mapping[str, Any]) -> None:
     kind: str = entry["type"]
     if not issubclass(type(value), KINDS[kind]) or (isinstance(value, bool) and bool not in KINDS[kind]):
-        raise ApiError(400, f"{name} must be of type {kind}, not {shown(value)}", name)
+        wanted = ": the schema must be an object" if kind == "schema" else f" must be of type {kind}"
+        raise ApiError(400, f"{name}{wanted}, not {shown(value)}", name)
     _check_size(name, value, entry)
     if "one_of" in entry and value not in entry["one_of"]:
         values = ", ".join(json.dumps(one) for one in entry["one_of"])

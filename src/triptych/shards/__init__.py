@@ -12,12 +12,21 @@ Needs no torch.
 """
 
 from triptych.migration_hints import answer_for
-from .inspection import Contents, contents
-from .manifest import Manifest
+from .inspection import ShardContents, contents
+from .manifest import ShardManifest
 from .order import Mixture, RowOrder
 from .shard_set import ShardSet
-from .tokenizing import Summary, tokenize
+from .tokenizing import TokenizingSummary, tokenize
 
-__all__ = ["Contents", "Manifest", "Mixture", "RowOrder", "ShardSet", "Summary", "contents", "tokenize"]
+__all__ = [
+    "Mixture",
+    "RowOrder",
+    "ShardContents",
+    "ShardManifest",
+    "ShardSet",
+    "TokenizingSummary",
+    "contents",
+    "tokenize",
+]
 
 answer_for(__name__)

@@ -19,7 +19,7 @@ from typing import Any
 from triptych.errors import FetchError, InputError, TextError, counted, library, nearest, shown
 from triptych.files import exists
 from triptych.text.record_files import Located, json_rows, open_parquet, parquet_rows, separated_rows
-from .manifest import InputEntry, Manifest
+from .manifest import InputEntry, ShardManifest
 
 HUB = "hub:"
 _SEPARATED = {".csv": ",", ".tsv": "\t"}
@@ -29,7 +29,7 @@ _LINE = 1 << 20  # bytes after a place to cut a text in which the end of a line 
 
 
 @dataclass(frozen=True)
-class Piece:
+class InputPiece:
     """A stretch of a file: bytes `[start, stop)`, of Parquet row groups; `weight` is its size in bytes."""
 
     path: str
@@ -39,10 +39,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class InputPart:
     """What becomes one shard: pieces of files, or `texts` with their digest."""
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[InputPiece, ...] = ()
     texts: tuple[str, ...] = ()
     digest: str = ""
 
@@ -56,8 +56,8 @@ class Part:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Part:
-        return cls(tuple(Piece(**piece) for piece in values["pieces"]), tuple(values["texts"]), values["digest"])
+    def from_json(cls, values: Mapping[str, Any]) -> InputPart:
+        return cls(tuple(InputPiece(**piece) for piece in values["pieces"]), tuple(values["texts"]), values["digest"])
 
 
 def list_inputs(inputs: Sequence[str | Path]) -> tuple[list[InputEntry], list[str]]:
@@ -122,13 +122,13 @@ def _is_text(file: Path) -> bool:
     return b"\0" not in beginning
 
 
-def parts(plan: Manifest, hub: Hub) -> Iterator[Part]:
+def parts(plan: ShardManifest, hub: Hub) -> Iterator[InputPart]:
     """The parts of all inputs, in order."""
-    waiting, weight = list[Piece](), 0
+    waiting, weight = list[InputPiece](), 0
     for entry in plan.inputs:
         if entry.path.startswith(HUB):
             if waiting:
-                yield Part(tuple(waiting))
+                yield InputPart(tuple(waiting))
             waiting, weight = [], 0
             yield from _once(hub(entry.path.removeprefix(HUB), plan.field), plan.shard_bytes)
             continue
@@ -136,20 +136,20 @@ def parts(plan: Manifest, hub: Hub) -> Iterator[Part]:
             waiting.append(piece)
             weight += piece.weight
             if weight >= plan.shard_bytes:
-                yield Part(tuple(waiting))
+                yield InputPart(tuple(waiting))
                 waiting, weight = [], 0
     if waiting:
-        yield Part(tuple(waiting))
+        yield InputPart(tuple(waiting))
 
 
-def _pieces(entry: InputEntry, plan: Manifest) -> Iterator[Piece]:
+def _pieces(entry: InputEntry, plan: ShardManifest) -> Iterator[InputPiece]:
     """The pieces of a file, of about `plan.shard_bytes` bytes each."""
     path, step = Path(entry.path), plan.shard_bytes
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         groups = open_parquet(path).metadata
         for i in range(groups.num_row_groups):
-            yield Piece(entry.path, i, i + 1, groups.row_group(i).total_byte_size)
+            yield InputPiece(entry.path, i, i + 1, groups.row_group(i).total_byte_size)
         return
     if entry.size <= step:
         ends: Iterable[int] = ()
@@ -162,7 +162,7 @@ def _pieces(entry: InputEntry, plan: Manifest) -> Iterator[Piece]:
     start = 0
     for end in (*ends, entry.size):
         if start < end <= entry.size:
-            yield Piece(entry.path, start, end, end - start)
+            yield InputPiece(entry.path, start, end, end - start)
             start = end
 
 
@@ -210,7 +210,7 @@ def _ends_of_rows(path: Path, separator: str, step: int) -> Iterator[int]:
             return  # what reads the rest names the line
 
 
-def texts_of(part: Part, field: str, separator: str | None) -> Iterator[str]:
+def texts_of(part: InputPart, field: str, separator: str | None) -> Iterator[str]:
     """The documents of a part, blank records included."""
     yield from part.texts
     for piece in part.pieces:
@@ -232,7 +232,7 @@ def texts_of(part: Part, field: str, separator: str | None) -> Iterator[str]:
             yield value or ""
 
 
-def _rows(path: Path, suffix: str, piece: Piece, field: str) -> Located:
+def _rows(path: Path, suffix: str, piece: InputPiece, field: str) -> Located:
     if suffix == ".parquet":
         names = open_parquet(path).schema_arrow.names
         columns = [field] if field in names else None
@@ -257,7 +257,7 @@ def _lines(path: Path, start: int, stop: int) -> Iterator[str]:
             at += len(raw)
 
 
-def _text(path: Path, piece: Piece) -> str:
+def _text(path: Path, piece: InputPiece) -> str:
     with path.open("rb") as file:
         file.seek(piece.start)
         raw = file.read(piece.stop - piece.start)
@@ -297,17 +297,17 @@ def hub_texts(name: str, field: str, *, split: str = "train", subset: str | None
             yield value or ""
 
 
-def _once(texts: Iterator[str], step: int) -> Iterator[Part]:
+def _once(texts: Iterator[str], step: int) -> Iterator[InputPart]:
     """Parts of about `step` characters."""
     group, size = list[str](), 0
     for text in texts:
         group.append(text)
         size += len(text)
         if size >= step:
-            yield Part(texts=tuple(group), digest=_digest(group))
+            yield InputPart(texts=tuple(group), digest=_digest(group))
             group, size = [], 0
     if group:
-        yield Part(texts=tuple(group), digest=_digest(group))
+        yield InputPart(texts=tuple(group), digest=_digest(group))
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ REPEATED = 3  # documents that come most often, of which the number is given
 
 
 @dataclass(frozen=True)
-class Contents:
+class ShardContents:
     """Of the documents with a token: how many, their tokens, the shortest and the longest; `lengths` counts those of
     `[2^k, 2^(k+1))` tokens by k.  `duplicates` are those with the tokens of an earlier one, and `repeated` the number
     of the first of the commonest, and how often each comes."""
@@ -35,7 +35,7 @@ class Contents:
 
 
 @checked
-def contents(shards: ShardSet) -> Contents:
+def contents(shards: ShardSet) -> ShardContents:
     """Read the ends and the hashes of all documents, and no token.
 
     The memory does not grow with their number: hashes are sorted in passes, each of which takes a share of them.
@@ -51,7 +51,7 @@ def contents(shards: ShardSet) -> Contents:
     duplicates, commonest = _repeated(shards)
     firsts = _first_with(shards, [value for value, _ in commonest])
     repeated = [(firsts[value], count) for value, count in commonest]
-    return Contents(
+    return ShardContents(
         shards.documents, shards.tokens, shortest, longest, dict(sorted(lengths.items())), duplicates, repeated
     )
 

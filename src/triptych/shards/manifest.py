@@ -45,7 +45,7 @@ class ShardEntry(_Table):
     sha256: str
 
 
-class Manifest(_Table):
+class ShardManifest(_Table):
     """The tokenizer (its hash, its size, and what it was made from), how the inputs are read, the inputs, and the
     shards; of a plan there are none yet."""
 
@@ -82,10 +82,10 @@ class Manifest(_Table):
         atomic_write(path, self.model_dump_json(indent=1).encode() + b"\n")
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> ShardManifest:
     """The manifest or plan in the file `path`.  Raises TextError where it is none."""
     try:
-        return Manifest.model_validate_json(json.dumps(read_json(path)), strict=True)
+        return ShardManifest.model_validate_json(json.dumps(read_json(path)), strict=True)
     except CheckpointError as error:
         raise TextError(str(error)) from None
     except ValidationError as error:
@@ -94,7 +94,7 @@ def read_manifest(path: Path) -> Manifest:
         raise TextError(f"{path}: is no manifest of shards: {shown(key)}: {first['msg']}") from None
 
 
-def differences(plan: Manifest, other: Manifest) -> Sequence[str]:
+def differences(plan: ShardManifest, other: ShardManifest) -> Sequence[str]:
     """What of two plans is not the same, in words."""
     found = []
     if plan.tokenizer != other.tokenizer:

@@ -92,7 +92,7 @@ class DocumentCut(NamedTuple):
     last: int
 
 
-class Positions:
+class DocumentPositions:
     """The positions of all documents of a set, each in its `frame`."""
 
     def __init__(self, shards: ShardSet, frame: Frame) -> None:
@@ -152,7 +152,7 @@ class RowOrder:
     """The order of the rows of `length` of the first `stop` positions (all of them when None), of which `pack`
     neighbouring ones are packed together."""
 
-    def __init__(self, positions: Positions, length: int, pack: int, stop: int | None = None) -> None:
+    def __init__(self, positions: DocumentPositions, length: int, pack: int, stop: int | None = None) -> None:
         self.positions = positions
         self.stop = min(len(positions), integer("stop", len(positions) if stop is None else stop, 1))
         self.length = min(integer("length", length, 1), self.stop)

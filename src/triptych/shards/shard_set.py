@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from triptych.arguments import checked
 from triptych.errors import ConfigError, InputError, TextError, counted, shown
 from triptych.text import Tokenizer, from_directory
-from .manifest import MANIFEST, PLAN, TOKENIZER, Manifest, fingerprint, read_manifest
+from .manifest import MANIFEST, PLAN, TOKENIZER, ShardManifest, fingerprint, read_manifest
 from .shard_file import Integers, ShardHeader, array_of, check_bytes, open_shard, shard_name
 
 _MAPPED = 4096  # shards at one time; each holds a file open, and at most half of the files that a process may open
@@ -147,7 +147,7 @@ def _most_mapped() -> int:
     return _MAPPED if most == resource.RLIM_INFINITY else min(_MAPPED, most // 2)
 
 
-def _finished(path: Path) -> Manifest:
+def _finished(path: Path) -> ShardManifest:
     if not path.is_dir():
         raise ConfigError(f"there is no directory {shown(str(path))}; triptych data tokenize makes one of shards")
     if (path / MANIFEST).exists():

@@ -22,7 +22,7 @@ import numpy as np
 
 from triptych.errors import TextError, TriptychError
 from triptych.text import Tokenizer, from_directory
-from .inputs import Part, texts_of
+from .inputs import InputPart, texts_of
 from .shard_file import Integers, ShardOrigin, write_shard
 
 _AT_ONCE = 1 << 21  # characters that are encoded in one call
@@ -46,7 +46,7 @@ class Work:
         return np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-def make_shard(work: Work, number: int, part: Part, progress: Callable[[int], object]) -> Path:
+def make_shard(work: Work, number: int, part: InputPart, progress: Callable[[int], object]) -> Path:
     """Tokenize a part, and write its shard under a temporary name.
 
     `progress` is called with the characters read so far.  Raises TextError and InputError for texts that cannot be
@@ -106,7 +106,7 @@ def main() -> None:
         )
         while True:
             request = requests.get()
-            part = Part.from_json(request["part"])
+            part = InputPart.from_json(request["part"])
             path = make_shard(work, request["number"], part, lambda read: answer(read=read))
             answer(file=path.name)
     except TriptychError as error:

@@ -11,7 +11,7 @@ from triptych.checkpoints.header import read_header
 from triptych.errors import TextError, nearest
 from triptych.text import Layout, Tokenizer, from_directory, has_tokenizer, new_tokenizer
 from .inputs import hub_texts, list_inputs, parts, texts_of
-from .manifest import MANIFEST, PLAN, TOKENIZER, Manifest, read_manifest
+from .manifest import MANIFEST, PLAN, TOKENIZER, ShardManifest, read_manifest
 
 BEGINNING = 1 << 24  # characters of the texts from which a new vocabulary is made
 _NEW = ("byte", "bpe:8192", "words:8192")
@@ -52,7 +52,7 @@ def choose_tokenizer(
 
 
 def _beginning(inputs: Sequence[str | Path], field: str, separator: str | None) -> list[str]:
-    plan = Manifest(
+    plan = ShardManifest(
         tokenizer="", vocab_size=0, tokenizer_from="", field=field, separator=separator, shard_bytes=BEGINNING,
         inputs=list_inputs(inputs)[0],
     )  # fmt: skip

@@ -30,14 +30,14 @@ from triptych.checkpoints.save import sync_directory, target_of
 from triptych.errors import ConfigError, InputError, TextError, TriptychError, counted, shown
 from triptych.run_lock import RunLock
 from triptych.text import Tokenizer, from_directory
-from .inputs import HUB, Part, hub_texts, list_inputs, parts
+from .inputs import HUB, InputPart, hub_texts, list_inputs, parts
 from .manifest import (
     MANIFEST,
     PLAN,
     TOKENIZER,
     InputEntry,
-    Manifest,
     ShardEntry,
+    ShardManifest,
     differences,
     fingerprint,
     read_manifest,
@@ -50,10 +50,10 @@ _START = "from triptych.shards.tokenize_worker import main; main()"
 
 
 @dataclass(frozen=True)
-class Summary:
+class TokenizingSummary:
     """What was tokenized, the shards that earlier runs had made, and what was skipped of the inputs."""
 
-    manifest: Manifest
+    manifest: ShardManifest
     resumed: int
     notes: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ def tokenize(
     processes: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int | None], object] | None = None,
-) -> Summary:
+) -> TokenizingSummary:
     """Write the token ids of `inputs` as shards into the directory `out`; called again, it goes on where it was.
 
     An input is a text file, a folder, a file of records (`.jsonl`, `.csv`, `.tsv`, `.parquet`) or `hub:org/name`, of
@@ -92,7 +92,7 @@ def tokenize(
     if separator == "":
         raise InputError("separator is empty; give the text between two documents, or leave it out")
     entries, notes = list_inputs(inputs)
-    plan = Manifest(
+    plan = ShardManifest(
         tokenizer=fingerprint(tokenizer), vocab_size=tokenizer.vocab_size, tokenizer_from=tokenizer_from, field=field,
         separator=separator, shard_bytes=integer("shard_bytes", shard_bytes, 1), inputs=entries,
     )  # fmt: skip
@@ -105,10 +105,10 @@ def tokenize(
     with RunLock(directory):
         before = begin(directory, plan, tokenizer)
         if before.shards:
-            return Summary(before, len(before.shards), tuple(notes))
-        run = _Run(directory, plan, progress or (lambda done, total: None))
+            return TokenizingSummary(before, len(before.shards), tuple(notes))
+        run = _TokenizingRun(directory, plan, progress or (lambda done, total: None))
         run.make(parts(plan, partial(hub_texts, split=split, subset=subset)), count)
-        return Summary(run.finish(), run.resumed, tuple(notes))
+        return TokenizingSummary(run.finish(), run.resumed, tuple(notes))
 
 
 def check_own(directory: Path) -> None:
@@ -119,7 +119,7 @@ def check_own(directory: Path) -> None:
         raise ConfigError(f"{directory} holds {shown(others[0])} and no shards; give a new directory")
 
 
-def begin(directory: Path, plan: Manifest, tokenizer: Tokenizer) -> Manifest:
+def begin(directory: Path, plan: ShardManifest, tokenizer: Tokenizer) -> ShardManifest:
     """Write `plan` into an empty directory; the plan or the manifest that is there.
 
     Raises ConfigError for a directory with a run of other inputs or another tokenizer.
@@ -138,10 +138,10 @@ def begin(directory: Path, plan: Manifest, tokenizer: Tokenizer) -> Manifest:
     return plan
 
 
-class _Run:
+class _TokenizingRun:
     """One call: which shards are there, and which are being made."""
 
-    def __init__(self, directory: Path, plan: Manifest, progress: Callable[[int, int | None], object]) -> None:
+    def __init__(self, directory: Path, plan: ShardManifest, progress: Callable[[int, int | None], object]) -> None:
         self.directory, self.plan, self.progress = directory, plan, progress
         self.done: dict[int, ShardHeader] = {}
         self.resumed, self.number = 0, 0
@@ -152,16 +152,16 @@ class _Run:
         for left in directory.glob(".shard-*.tmp"):
             left.unlink(missing_ok=True)
 
-    def make(self, every: Iterable[Part], processes: int) -> None:
+    def make(self, every: Iterable[InputPart], processes: int) -> None:
         """Make the shards of all parts that are not there yet."""
-        todo, workers = self._todo(every), list[_Worker]()
+        todo, workers = self._todo(every), list[_TokenizerProcess]()
 
         def work() -> None:
             try:
-                worker: _Worker | None = None
+                worker: _TokenizerProcess | None = None
                 while (task := self._next(todo)) is not None:
                     if worker is None:
-                        workers.append(worker := _Worker(self.directory, self.plan))
+                        workers.append(worker := _TokenizerProcess(self.directory, self.plan))
                     self._commit(*task, worker.run(*task, partial(self._read, task[0])))
             except BaseException as error:
                 self._errors.append(error)
@@ -182,11 +182,11 @@ class _Run:
         if self._errors:
             raise self._errors[0]
 
-    def _next(self, todo: Iterator[tuple[int, Part]]) -> tuple[int, Part] | None:
+    def _next(self, todo: Iterator[tuple[int, InputPart]]) -> tuple[int, InputPart] | None:
         with self._lock:
             return None if self._stop.is_set() else next(todo, None)
 
-    def _todo(self, every: Iterable[Part]) -> Iterator[tuple[int, Part]]:
+    def _todo(self, every: Iterable[InputPart]) -> Iterator[tuple[int, InputPart]]:
         """The parts without a shard, and their numbers."""
         for number, part in enumerate(every):
             self.number = number + 1
@@ -223,7 +223,7 @@ class _Run:
             self._reading[number] = characters
             self.progress(self._bytes + sum(self._reading.values()), self._total)
 
-    def _commit(self, number: int, part: Part, file: str) -> None:
+    def _commit(self, number: int, part: InputPart, file: str) -> None:
         """The shard in `file` is whole: from here on it outlives this process."""
         path = self.directory / shard_name(number)
         with self._lock:
@@ -236,7 +236,7 @@ class _Run:
             self._reading.pop(number, None)
             self.progress(self._bytes + sum(self._reading.values()), self._total)
 
-    def finish(self) -> Manifest:
+    def finish(self) -> ShardManifest:
         """Write the manifest.  Raises TextError where there is no token."""
         assert sorted(self.done) == list(range(self.number))
         for entry in self.plan.inputs:
@@ -266,10 +266,10 @@ def _is_as_before(entry: InputEntry) -> bool:
     return False
 
 
-class _Worker:
+class _TokenizerProcess:
     """A process that makes shards."""
 
-    def __init__(self, directory: Path, plan: Manifest) -> None:
+    def __init__(self, directory: Path, plan: ShardManifest) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
@@ -287,7 +287,7 @@ class _Worker:
             self.process.stdin.write(json.dumps(values) + "\n")
             self.process.stdin.flush()
 
-    def run(self, number: int, part: Part, progress: Callable[[int], object]) -> str:
+    def run(self, number: int, part: InputPart, progress: Callable[[int], object]) -> str:
         """Make one shard -> the name of its file.  Raises what the process reports, and TextError where it ended."""
         assert self.process.stdout is not None
         self._send(number=number, part=part.to_json())
@@ -316,7 +316,7 @@ def _error(name: str) -> type[TriptychError]:
     return kinds.get(name, TextError)
 
 
-def in_words(summary: Summary) -> str:
+def in_words(summary: TokenizingSummary) -> str:
     """`"12 documents, 345 tokens, 1.2 MB of text in 3 shards"`."""
     made = summary.manifest
     size = f"{made.text_bytes / 1e6:,.1f} MB"

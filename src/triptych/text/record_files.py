@@ -23,7 +23,7 @@ _BATCH = 1024  # rows of Parquet that are in memory as Python objects at one tim
 
 
 @dataclass(frozen=True)
-class Place:
+class RecordPlace:
     """Where a row stands: in the line `number` after byte `start` of the file `path`.  As a text it has the number of
     the line in the file, for which what precedes `start` is read."""
 
@@ -45,7 +45,7 @@ def _lines_before(path: Path, start: int) -> int:
     return count
 
 
-Located = Iterator[tuple[Place | str, dict[str, Any]]]  # rows and where each stands
+Located = Iterator[tuple[RecordPlace | str, dict[str, Any]]]  # rows and where each stands
 
 
 def json_rows(lines: Iterable[str], path: Path, start: int = 0) -> Located:
@@ -56,7 +56,7 @@ def json_rows(lines: Iterable[str], path: Path, start: int = 0) -> Located:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = Place(path, number, start)
+        where = RecordPlace(path, number, start)
         try:
             row = json.loads(line, object_pairs_hook=partial(_unrepeated, where=where))
         except (ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def json_rows(lines: Iterable[str], path: Path, start: int = 0) -> Located:
         yield where, row
 
 
-def _unrepeated(pairs: list[tuple[str, object]], where: Place) -> dict[str, object]:
+def _unrepeated(pairs: list[tuple[str, object]], where: RecordPlace) -> dict[str, object]:
     row = dict(pairs)
     if len(row) < len(pairs):
         _check_repeated([name for name, _ in pairs], f"{where} has the field")
@@ -91,7 +91,7 @@ def separated_rows(
     """
     rows = csv.reader(lines, delimiter=separator, strict=True)
     while True:
-        where = Place(path, rows.line_num + 1, start)
+        where = RecordPlace(path, rows.line_num + 1, start)
         try:
             row = next(rows)
         except StopIteration:
@@ -112,7 +112,7 @@ def separated_rows(
             yield where, dict(zip(header, row, strict=True))
 
 
-def _header(row: list[str], where: Place, separator: str) -> list[str]:
+def _header(row: list[str], where: RecordPlace, separator: str) -> list[str]:
     header = [name.strip() for name in row]
     _check_repeated(header, f"{where} names the column")
     if len(header) == 1 and any(other in header[0] for other in _SEPARATORS.keys() - {separator}):

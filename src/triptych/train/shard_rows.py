@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from triptych.errors import TextError, counted
 from triptych.shards import Mixture, RowOrder, ShardSet
-from triptych.shards.order import Frame, Positions
+from triptych.shards.order import DocumentPositions, Frame
 from triptych.text import Tokenizer
 from .data import Windows, random_numbers
 from .objectives import Example, Ids
@@ -86,7 +86,7 @@ class ShardDocuments:
         train, held_out = list[Ids](), list[Ids]()
         total = sum(self.weights.values())
         for path, one in self.sets.items():
-            share, positions = self.weights[path] / total, Positions(one, frame)
+            share, positions = self.weights[path] / total, DocumentPositions(one, frame)
             stop = self._stop(positions, share)
             train += _sampled(positions, stop, max(1, round(SAMPLE * share)))
             held_out += _documents(positions, stop, len(positions))
@@ -97,7 +97,7 @@ class ShardDocuments:
     def _too_short(self) -> TextError:
         return TextError(f"{', '.join(self.sets)}: too short to hold out a part; give more text")
 
-    def _stop(self, positions: Positions, share: float) -> int:
+    def _stop(self, positions: DocumentPositions, share: float) -> int:
         """Where training ends and the held-out positions begin: where a document does, unless more than twice as much
         would be held out."""
         every = len(positions)
@@ -113,13 +113,13 @@ class ShardDocuments:
         """The rows to train on, as long as those of `windows`."""
         orders = {}
         for path, one in self.sets.items():
-            positions = Positions(one, frame)
+            positions = DocumentPositions(one, frame)
             stop = self._stop(positions, self.weights[path] / sum(self.weights.values()))
             orders[path] = RowOrder(positions, windows.length, self.settings.pack, stop)
         return ShardRows(windows, Mixture(orders, self.weights))
 
 
-def _sampled(positions: Positions, stop: int, most: int) -> list[Ids]:
+def _sampled(positions: DocumentPositions, stop: int, most: int) -> list[Ids]:
     """About `most` tokens of the first `stop` positions, from places evenly apart; all of them where they are fewer."""
     if stop <= most:
         return _documents(positions, 0, stop)
@@ -128,7 +128,7 @@ def _sampled(positions: Positions, stop: int, most: int) -> list[Ids]:
     return [ids for start in starts for ids in _documents(positions, start, start + size)]
 
 
-def _documents(positions: Positions, start: int, stop: int) -> list[Ids]:
+def _documents(positions: DocumentPositions, start: int, stop: int) -> list[Ids]:
     """The tokens at `[start, stop)` of each document there, without what is put around it."""
     read, shift = list[Ids](), len(positions.frame.before)
     for cut in positions.cut(start, stop):
