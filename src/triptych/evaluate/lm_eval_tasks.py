@@ -76,7 +76,7 @@ class TaskResults:
 
 
 @dataclass
-class TaskAnswers:
+class AnsweredTasks:
     """What a model answered: it stands in place of lm-eval's cache, which is told of every request.
 
     seconds     that the requests took on the clock, and `cpu_seconds` of all cores.
@@ -150,9 +150,9 @@ def run_tasks(
     return TaskResults(metrics, answers.seconds, expected.seconds, difference(answers, expected), results)
 
 
-def answers_of(lm: Any, tasks: Sequence[Any], **settings: Any) -> tuple[TaskAnswers, dict[str, Any]]:
+def answers_of(lm: Any, tasks: Sequence[Any], **settings: Any) -> tuple[AnsweredTasks, dict[str, Any]]:
     """What a model of lm-eval answers to loaded tasks, and lm-eval's results."""
-    answers = TaskAnswers()
+    answers = AnsweredTasks()
     lm.set_cache_hook(answers)
     for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
         setattr(lm, kind, answers.timed(getattr(type(lm), kind).__get__(lm)))
@@ -293,7 +293,7 @@ def _metrics(results: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[T
             )  # fmt: skip
 
 
-def difference(answers: TaskAnswers, expected: TaskAnswers) -> Difference:
+def difference(answers: AnsweredTasks, expected: AnsweredTasks) -> Difference:
     """Raises InputError where the two were asked different things."""
     ours, theirs = answers.by_request, expected.by_request
     if ours.keys() != theirs.keys():
