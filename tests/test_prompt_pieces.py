@@ -148,6 +148,14 @@ def test_a_queue_gives_prompts_that_share_of_its_steps(monkeypatch: pytest.Monke
     assert max(scheduler.pace.of_id) < 0.25
 
 
+def test_where_modules_run_a_forward_is_one_step_again() -> None:
+    scheduler = Scheduler(Engine(packed(), executor="modules"))
+    scheduler.pace.in_pieces = True  # as after steps that ran natively
+    scheduler.submit(Request(prompt=LONG, max_new_tokens=2, number=0))
+    scheduler.step()
+    assert not scheduler.pace.in_pieces
+
+
 def test_a_forward_stops_only_where_threads_meet_and_between_experts() -> None:
     records = np.zeros(12, INSTRUCTION)
     records["op"] = [Op.EMBED, Op.LINEAR, Op.ADD, Op.ROUTE, Op.TAKE, Op.LINEAR, Op.GIVE, Op.TAKE, Op.LINEAR, Op.GIVE,

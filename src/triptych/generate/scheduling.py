@@ -14,6 +14,7 @@ from triptych.errors import InputError, shown
 from .cache_budget import CacheBudget
 from .engine import Engine
 from .pacing import Pace
+from .prompt_pieces import SMALL
 from .request import LiveRow, Output, Request, check_row
 from .step_runner import TWO_THREADS
 
@@ -140,6 +141,7 @@ class Scheduler:
                 pace.measured(pieces.seconds, 0, pieces.ids)
             return outputs
         prompt_ids = sum(row.cached - cached for row, cached in lengths.items()) - decoding
+        pace.in_pieces &= prompt_ids <= SMALL  # not where modules run now: a forward is one step again
         pace.measured(seconds, decoding, max(prompt_ids, 0))
         return outputs
 
