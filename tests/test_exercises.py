@@ -5,6 +5,8 @@
 
 import json
 import tomllib
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,20 @@ def test_a_wrong_answer_is_found_in_a_row_of_right_ones() -> None:
     right = [question.answer_text for question in one.questions]
     assert exercises.check(one, right) == [True] * 4
     assert exercises.check(one, [right[0], right[2], right[2]]) == [True, False, True]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equal_tokens_agree_by_the_rule_of_the_solution(seed: int) -> None:
+    """Under a causal mask two places of one word agree where what they see, themselves included, is in one proportion;
+    by the words before them alone, "the mill mill the mill the" would have six outputs and not five."""
+    one = exercises.variant("L4.12", seed)
+    words = one.statement.split(": ")[1].split()
+    seen = [Counter(words[: i + 1]) for i in range(len(words))]
+    rule = {
+        (word, *(Fraction(at[x], at.total()) for x in sorted(set(words)))) for word, at in zip(words, seen, strict=True)
+    }
+    assert one.questions[1].answer_text == str(len(rule))
+    assert "their own word included" in one.questions[1].solution
 
 
 # ---------------------------------------------------------------- the command

@@ -1,6 +1,7 @@
 """The labs about trained models: PASS in small, FAIL when their mechanism is broken or their data are shuffled."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,24 @@ def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.Monke
     assert "scaled: the stream's variance before training grows as depth to the power" in failed(
         labs.run("residual-scaling", setup)
     )
+
+
+def test_means_of_steps_are_written_as_they_are_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs the mean may be half a step: written without it, 37.5 and 56.5 would be 18 steps apart, not 19."""
+
+    def canned(lab: Any, way: str, depth: int, task: Any, seed: int) -> generated_tasks.TrainedRun:
+        least = {deep_stacks.SCALED: 36 + 3 * (seed % 2), deep_stacks.PLAIN: 55 + 3 * (seed % 2)}.get(way, 20)
+        return generated_tasks.TrainedRun([(float(step), float(step < least)) for step in range(81)], guess=1.0)
+
+    monkeypatch.setattr(deep_stacks.ResidualScalingLab, "_train", canned)
+    result = labs.run("residual-scaling", Setup(sizes={"untrained": (4, 16)}))
+    (delay,) = (check.measured for check in result.checks if check.claim.startswith("not scaled, 16 layers: steps"))
+    steps = re.search(
+        r"after (\S+) steps scaled and (\S+) unscaled", " ".join(of.statement for of in result.conclusion)
+    )
+    assert steps is not None
+    assert all(step.endswith(".5") for step in steps.groups())
+    assert float(steps[2]) - float(steps[1]) == delay == 19
 
 
 def test_of_the_deepest_stack_its_own_clause_speaks(monkeypatch: pytest.MonkeyPatch) -> None:

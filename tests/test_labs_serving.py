@@ -14,6 +14,7 @@ from triptych.errors import InputError
 from triptych.generate import engine as engine_module
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.speculation import Speculation
+from triptych.page import TableSection
 from triptych.spec import StackSpec
 from triptych_lectures.labs import paged_cache, run, serving
 from triptych_lectures.labs.lab import Setup
@@ -92,6 +93,17 @@ def test_speculation_fails_when_every_guess_is_accepted(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(engine_module, "accepts", all_right)
     assert {"tokens that differ from those without guesses", "guesses accepted, always wrong"} <= failed("speculation")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_guess_after_a_wrong_one_is_no_try(seed: int) -> None:
+    """The formula's chance is that of a guess after right ones: with it no draft does better than expected by more than
+    what its few texts leave to luck, and one that is right once in a while not as badly as its rate would have it."""
+    (table,) = (of for of in run("speculation", Setup(seed=seed)).sections if isinstance(of, TableSection))
+    fewer, expected = (next(i for i, of in enumerate(table.header) if of.startswith(x)) for x in ("times", "expected"))
+    for row in table.rows:
+        if row[0].startswith("draft: noise"):
+            assert float(row[fewer]) == pytest.approx(float(row[expected]), rel=0.15), row[0]
 
 
 def test_speculation_fails_when_no_guess_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

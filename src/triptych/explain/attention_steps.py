@@ -105,10 +105,10 @@ class AttentionSteps:
         if products.numel() < 2:
             return "One score alone has no spread."
         of = f" of head {self.head}" if self.heads > 1 else ""
-        before, after = (float(one.std(correction=0)) for one in (products, products * scale))
-        said = f"The {products.numel():,} scores{of} have a standard deviation of {before:.3g}"
-        said += " before it" * (scale != 1.0) + f" (variance {before**2:.3g})"
-        said += f" and {after:.3g} after it (variance {after**2:.3g})." if scale != 1.0 else "."
+        before, after = (float(one.var(correction=0)) for one in (products, products * scale))  # variances
+        said = f"The {products.numel():,} scores{of} have a standard deviation of {before**0.5:.3g}"
+        said += " before it" * (scale != 1.0) + f" (variance {before:.3g})"
+        said += f" and {after**0.5:.3g} after it (variance {after:.3g})." if scale != 1.0 else "."
         spreads = [(float(x.mean()), float(x.var(correction=0)), x.numel()) for x in (q, k)]
         (mean_q, var_q, _), (mean_k, var_k, _) = spreads
         if not all(_standard(*one) for one in spreads):
@@ -116,7 +116,7 @@ class AttentionSteps:
             verdict = f"the premise does not hold; {given}"
         elif min(q.numel(), k.numel()) < FEW:
             verdict = "so few numbers cannot decide whether the premise holds"
-        elif not 0.5 <= before**2 / width <= 2:
+        elif not 0.5 <= before / width <= 2:
             verdict = "this agrees with the premise, but the scores do not vary as those of independent entries"
         else:
             verdict = "nothing here contradicts the premise"

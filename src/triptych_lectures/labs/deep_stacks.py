@@ -189,7 +189,7 @@ class ResidualScalingLab(StackLab):
         late = {way: halves[way] - halves[SCALED] for way in WAYS}
         early = self._half(runs[PLAIN, shallow]) - self._half(runs[SCALED, shallow])
         scaled, plain = (power(self.untrained, growth[way]) for way in (SCALED, PLAIN))
-        half, soonest = {way: f"{steps:.0f}" for way, steps in halves.items()}, min(WAYS, key=lambda way: halves[way])
+        half, soonest = {way: f"{steps:.4g}" for way, steps in halves.items()}, min(WAYS, key=lambda way: halves[way])
         ends = {way: fmean(run.learned for run in runs[way, deep]) for way in WAYS}
         grows, later = "the stream's variance before training grows as depth to the power", "steps later than scaled"
         yield clause(
@@ -202,7 +202,7 @@ class ResidualScalingLab(StackLab):
         )
         yield clause(
             f"Trained, {deep} layers learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]}"
-            f" unscaled; in {shallow} layers, where there is little to scale, the delay is {early:.0f} steps.",
+            f" unscaled; in {shallow} layers, where there is little to scale, the delay is {early:.4g} steps.",
             Check(f"scaled, {deep} layers: learned", ends[SCALED], least=LEARNED),
             Check(f"not scaled, {deep} layers: {later} to learn half", late[PLAIN], least=LAST / 2),
             Check(f"control: delay at {deep} layers less that at {shallow}, steps", late[PLAIN] - early, least=1.0),
@@ -248,7 +248,7 @@ class ResidualScalingLab(StackLab):
     def _sections(self, runs: ScalingRuns) -> Sections:
         deep, depths = self.depths[-1], self.depths
         rows = [
-            [way, *(f"{self._half(runs[way, depth]):.0f}" for depth in depths)]
+            [way, *(f"{self._half(runs[way, depth]):.4g}" for depth in depths)]
             + [f"{fmean(run.end for run in runs[way, depth]):.2f}" for depth in depths]
             for way in WAYS
         ]

@@ -79,17 +79,17 @@ class EmbeddingScaleLab(Lab):
             instead="√d did not decide the share of the token",
         )
         yield clause(
-            f"Naming the symbol one place back is half learned after {half[UNIT, True]:.0f} steps with √d and"
-            f" {half[UNIT, False]:.0f} without where tokens are drawn with 1/√d, after {half[SMALL, True]:.0f} and"
-            f" {half[SMALL, False]:.0f} with 0.02.",
+            f"Naming the symbol one place back is half learned after {half[UNIT, True]:.4g} steps with √d and"
+            f" {half[UNIT, False]:.4g} without where tokens are drawn with 1/√d, after {half[SMALL, True]:.4g} and"
+            f" {half[SMALL, False]:.4g} with 0.02.",
             Check(f"1/√d: {later}", sooner[UNIT], least=float(LAST)),
             Check(f"0.02: {later}", sooner[SMALL], least=float(LAST)),
             instead="That √d makes small tokens learn sooner was not seen",
         )
         yield clause(
-            f"Drawn with 1 it is the other way round: {half[LARGE, False]:.0f} steps without √d,"
-            f" {half[LARGE, True]:.0f} with it. The factor is no rule of its own: tokens of the size of the"
-            f" positions, 1 without √d and 1/√d with it, learn half soonest ({matched[0]:.0f} and {matched[1]:.0f}"
+            f"Drawn with 1 it is the other way round: {half[LARGE, False]:.4g} steps without √d,"
+            f" {half[LARGE, True]:.4g} with it. The factor is no rule of its own: tokens of the size of the"
+            f" positions, 1 without √d and 1/√d with it, learn half soonest ({matched[0]:.4g} and {matched[1]:.4g}"
             f" steps); smaller ones come later, and end no lower than {rounded_down(least, '.2f')} of the task.",
             Check(f"1: {later}", sooner[LARGE], most=-float(LAST)),
             Check("these two: share of the token less 2/3, where sizes are equal", off, -0.15, 0.15),
@@ -100,7 +100,7 @@ class EmbeddingScaleLab(Lab):
         )
         yield clause(
             f"Controls: where the answer is the symbol at hand and the order does not matter, tokens drawn"
-            f" with 1 learn half {alone[1] - alone[0]:.0f} steps later with √d than without; shuffled answers"
+            f" with 1 learn half {alone[1] - alone[0]:.4g} steps later with √d than without; shuffled answers"
             " are not learned.",
             Check("control: symbol at hand, 1: steps later with √d", alone[1] - alone[0], -LAST, LAST),
             Check("control: symbol at hand, 1: steps to learn half, the later", max(alone), most=self.steps),
@@ -143,19 +143,13 @@ class EmbeddingScaleLab(Lab):
         learned = {case: fmean(run.learned for run in own) for case, own in runs.items()}
         rows = [
             [
-                case[0],
-                _named(case),
-                *(f"{x:.2%}" for x in shares[case]),
-                f"{self._half(own):.0f}",
+                case[0], _named(case), *(f"{x:.2%}" for x in shares[case]), f"{self._half(own):.4g}",
                 f"{learned[case]:.2f}",
             ]
             for case, own in runs.items()
-        ]
-        columns = (
-            *(f"token's share, d {d}" for d in self.widths),
-            f"steps to half, d {self.width}",
-            "learned at the end",
-        )
+        ]  # fmt: skip
+        widths = (f"token's share, d {d}" for d in self.widths)
+        columns = (*widths, f"steps to half, d {self.width}", "learned at the end")
         first = {f"{case[0]}, {_named(case)}": own[0] for case, own in runs.items()}
         yield TableSection("Tokens beside sinusoidal positions", ("deviation of tokens", "factor", *columns), rows)
         yield tasks.training_curve("The symbol one place back, in training", "nats a symbol", first)

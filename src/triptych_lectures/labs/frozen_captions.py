@@ -86,7 +86,8 @@ class FrozenCaptionsLab(Lab):
         else:
             right, alone = (float(np.mean(word_shares(written[of], held))) for of in (way.name, ALONE))
             learned = (
-                f"Of colors, shapes and relations {right:.0%} are right, where the text decoder alone has {alone:.0%}."
+                f"Of colors, of shapes and of relations {right:.0%} are right on the mean of the three, where the"
+                f" text decoder alone has {alone:.0%}."
             )
             share_of_rest = (right - alone) / (1 - alone)
             checks = [Check(f"{way.name}: right words, from the text decoder alone, 0, to all, 1", share_of_rest, 0.5)]

@@ -91,8 +91,8 @@ class RedundancyLab(Lab):
             instead="The heads with the highest score are not needed",
         )
         yield clause(
-            f"It matters which ones go: at all counts the loss rises by {best:.0%} on average, and by {worst:.0%}"
-            f" in the reverse order. Control: in {len(random)} random orders, in which {_range(at_random)}"
+            f"It matters which ones go: with some out, not all, the loss rises by {best:.0%} on average, and by"
+            f" {worst:.0%} in the reverse order. Control: in {len(random)} random orders, in which {_range(at_random)}"
             f" can go, it rises by {rises[0]:.0%} to {rises[-1]:.0%}.",
             Check("mean rise of the loss, by score over random", best / control, most=0.75),
             Check("mean rise of the loss, in the reverse order over random", worst / control, least=1.33),

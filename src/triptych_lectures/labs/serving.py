@@ -102,20 +102,21 @@ class SpeculationLab(Lab):
         rows = [
             [
                 name, f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}", str(one.forwards),
-                f"{one.of_a_row:.1f}", f"{plain.of_a_row / one.of_a_row:.2f}", self.expected(one.rate),
+                f"{one.of_a_row:.1f}", f"{plain.of_a_row / one.of_a_row:.2f}", self.expected(one),
                 f"{one.through:,}",
             ]
             for name, one in runs.items()
         ]  # fmt: skip
-        forwards = "forwards until all are written", "of a row, mean", "times fewer", "expected"
-        header = ("", "guesses", "accepted", "rate", *forwards, "tokens through the decoder")
+        costs = "forwards until all are written", "of a row, mean", "times fewer", f"expected, {self.tokens} guesses"
+        header = ("", "guesses", "accepted", "rate", *costs, "tokens through the decoder")
         yield TableSection("Guesses and forwards", header, rows)
         yield agreement
 
-    def expected(self, rate: float) -> str:
-        """Tokens of a forward where each guess is right with the same chance, whatever those before it were: the sum of
-        rate^i for i from 0 to the number of guesses (Leviathan et al. 2023, equation 1)."""
-        return f"{sum(rate**i for i in range(self.tokens + 1)):.2f}"
+    def expected(self, one: SpeculativeRun) -> str:
+        """Tokens of a forward in which each guess after right ones has the chance of this run: the sum of chance^i for
+        i from 0 to the number of guesses (Leviathan et al. 2023, equation 1).  What follows a wrong guess is no try."""
+        chance = one.accepted / max(one.accepted + one.refused, 1)
+        return f"{sum(chance**i for i in range(self.tokens + 1)):.2f}"
 
     def model(self, seed: int) -> nn.Transformer:
         """A decoder with random weights, large enough for its choices to differ from place to place."""
@@ -154,24 +155,27 @@ class SpeculationLab(Lab):
         speculation = None if drafts is None else Speculation(drafts, self.tokens, adaptive=False)
         engine = Engine(module, speculation=speculation)
         rows = engine.add(*requests)
-        steps = 0
+        steps = refused = 0
         while engine.rows:
+            wrong = [row.drafted - row.accepted for row in rows]
             engine.step()
+            refused += sum(row.drafted - row.accepted > was for row, was in zip(rows, wrong, strict=True))
             steps += 1
         drafted, accepted = sum(row.drafted for row in rows), sum(row.accepted for row in rows)
         through = sum(len(row.new) for row in rows) - len(rows) - accepted + drafted
-        return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted)
+        return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted, refused)
 
 
 class SpeculativeRun(NamedTuple):
     """What one way to write gave: the texts, forwards of the decoder, tokens that went through it after the prompts,
-    and guesses made and accepted."""
+    guesses made and accepted, and forwards of a row that refused one."""
 
     texts: list[list[int]]
     forwards: int
     through: int
     drafted: int
     accepted: int
+    refused: int
 
     @property
     def rate(self) -> float:

@@ -165,6 +165,7 @@ class SingleParts(Statements):
         yield Check("the same in a decoder", sum(map(int.__ne__, causal, [0, 0, 15, 16, 31])), most=0)
         yield Check("buckets of distances 0 to 7", len({*t5_bucket(-torch.arange(8)).tolist()}), 8, 8)
         yield Check("buckets of distances 64 to 127", len({*t5_bucket(-torch.arange(64, 128)).tolist()}), 2, 2)
+        yield Check("buckets of keys ahead", len({*t5_bucket(torch.arange(1, 999)).tolist()} - {*range(16)}), 15, 15)
 
     def activations(self) -> Iterator[Check]:
         gelu, relu, smooth = (ops.ACTIVATIONS[name] for name in ("gelu", "relu", "gelu_tanh"))

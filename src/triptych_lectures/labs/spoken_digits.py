@@ -82,9 +82,9 @@ class SpokenDigitsLab(Lab):
             instead="It was not seen to write the words of voices that it never heard",
         )
         yield clause(
-            "Cross-attention finds the word in the sound, though no training record says when a word is spoken: the"
-            f" strongest weight is on the word that is written in {aligned.own:.0%} of the cases, on another of the"
-            f" recording in {aligned.other:.0%}.",
+            "Cross-attention finds the word in the sound, though no training record says when a word is spoken: in"
+            f" {aligned.own:.0%} of the cases the strongest weight is at most {MARGIN:g} s from the word it writes;"
+            f" control: as near to another word of the recording, the mean of the others, in {aligned.other:.0%}.",
             Check("strongest attention on the word it writes, less on another one", more, least=0.5),
             instead="Cross-attention is not on the word that is written",
         )
@@ -103,8 +103,8 @@ class SpokenDigitsLab(Lab):
             "the constant text with the most words right": blind,
         }
         lies = {
-            "the word that is written": aligned.own,
-            "another word of the recording": aligned.other,
+            f"at most {MARGIN:g} s from the word that is written": aligned.own,
+            "as near to another word, the mean of the others": aligned.other,
             "later than for the word before": aligned.later,
         }
         where = f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training"
