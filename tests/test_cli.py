@@ -24,7 +24,7 @@ FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8")
 COMMANDS = [
     "quickstart", "train", "generate", "chat", "fill", "encode", "search", "classify", "caption", "tag", "answer",
     "summarize", "translate", "transcribe", "exercise", "lens", "patch", "ablate", "convert", "explain", "lab",
-    "inspect", "heads", "page", "check", "count", "bench", "doctor", "story", "serve", "batch",
+    "inspect", "heads", "page", "check", "count", "bench", "doctor", "story", "serve", "batch", "eval",
 ]  # fmt: skip
 
 

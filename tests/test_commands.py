@@ -74,6 +74,8 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych convert model.gguf notes.gguf --adapter runs/notes": "needs the run above it",
     "triptych serve": "serves until it is stopped; tests/test_docs_serving.py does",
     "triptych chat --url": "needs the server; tests/test_docs_serving.py runs it",
+    "triptych eval model.gguf --tasks": "needs lm-eval; tests/test_lm_eval.py runs such commands",
+    "triptych eval translator --tasks": "needs lm-eval; tests/test_lm_eval.py runs such commands",
     "triptych batch": "needs its requests; tests/test_docs_serving.py runs it",
     "curl -s http://127.0.0.1": "needs the server; tests/test_docs_serving.py runs it",
     "docker ": "builds from the network",
@@ -195,6 +197,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         from PIL import Image
 
         Image.fromarray(np.full((30, 40, 3), 90, np.uint8)).save(desk / "photo.png")
+    (desk / "translator").symlink_to(desk / "t5")
+    (desk / "bert-base").symlink_to(desk / "bert")
+    (desk / "text.txt").write_text("the old mill stands where the river bends\n")
+    (desk / "english.txt").write_text("good morning\nthe ship\n")
+    (desk / "german.txt").write_text("guten Morgen\ndas Schiff\n")
     (desk / "prompt.txt").write_text("Once upon a time")
     (desk / "sentences.txt").write_text("She sat by the river bank\nHe fished from the shore\n")
     (desk / "notes").mkdir()

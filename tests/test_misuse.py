@@ -23,6 +23,7 @@ from triptych.checkpoints.convert import convert
 from triptych.count import count, predict
 from triptych.draw import draw
 from triptych.errors import InputError, TriptychError
+from triptych.evaluate import perplexity
 from triptych.explain import explain, worked
 from triptych.generate import Engine, LiveRow, Request, forbid
 from triptych.media import audio, image
@@ -106,7 +107,7 @@ def names(folder: Path) -> dict[str, Any]:
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize, "image": image,
         "bench": measure.bench, "page": page, "text": text, "scenes": scenes, "digit_recordings": digit_recordings,
-        "quickstart": quickstart.run, "in_thread": in_thread,
+        "quickstart": quickstart.run, "in_thread": in_thread, "perplexity": perplexity,
         "generate": generate, "check": check, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
     }  # fmt: skip
 

@@ -20,6 +20,7 @@ from . import (
     convert_and_page,
     count,
     doctor,
+    evaluate,
     explain,
     failure,
     generate,
@@ -66,7 +67,7 @@ _COMMANDS: dict[str, list[Callable[..., None]]] = {
     "Run": [
         generate.generate, chat.chat, reading.fill, reading.encode, search.search, reading.classify, writing.caption,
         reading.tag, writing.answer, writing.summarize, writing.translate, transcribe.transcribe,
-        convert_and_page.convert, serve.serve, batch.batch,
+        convert_and_page.convert, serve.serve, batch.batch, evaluate.eval_,
     ],
     "Inspect": [
         explain.explain, inspect.inspect, heads.heads, lens.lens, patch.patch, ablate.ablate, convert_and_page.page,
@@ -76,7 +77,7 @@ _COMMANDS: dict[str, list[Callable[..., None]]] = {
 failure.application = app
 for _title, _functions in _COMMANDS.items():
     for _function in _functions:
-        app.command(rich_help_panel=_title)(options.command(_function))
+        app.command(_function.__name__.rstrip("_"), rich_help_panel=_title)(options.command(_function))
 
 
 def _entry_command(entry: EntryPoint) -> Callable[..., object]:

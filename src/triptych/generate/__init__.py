@@ -6,7 +6,7 @@ from .cache_budget import CacheBudget
 from .constraints import Constraint, constraint_of
 from .draft_model import DraftModel
 from .engine import Engine
-from .generation import Generation, generate, pieces, search
+from .generation import Generation, generate, pieces, score, search
 from .prefixes import share_a_beginning
 from .request import LiveRow, Output, Request, TokenLogprobs
 from .sampling import Rule, Sampling, forbid, sample
@@ -44,6 +44,7 @@ __all__ = [
     "generate",
     "pieces",
     "sample",
+    "score",
     "search",
     "share_a_beginning",
     "stop_strings",

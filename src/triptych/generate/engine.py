@@ -29,8 +29,8 @@ from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
 from triptych.text import Tokenizer
-from .next_tokens import Choice, choose
-from .prefixes import Prefixes
+from .next_tokens import Choice, choose, outputs_of
+from .prefixes import Prefixes, SharedSources
 from .prompt_pieces import PromptPieces
 from .request import LiveRow, Output, Request, check_new, check_request, check_running, row_of
 from .speculation import Speculation, accepts
@@ -51,7 +51,7 @@ class Engine(Explained):
                   shapes, as CUDA graphs on a GPU; "compiled": the same through `torch.compile`.
     matmul        the arithmetic of tokens of prompts and sources with packed weights: "bf16"; "stored", integers, as
                   for generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in any step.
-    reuse         prompts that begin alike are computed once (see `Prefixes`).
+    reuse         prompts that begin alike are computed once (`Prefixes`), and equal sources encoded (`SharedSources`).
     cache_type    what the caches keep (`CacheType`); what is reused was kept in it.
     speculation   guesses several next tokens, which one forward verifies.
     rows          the rows that run.
@@ -105,7 +105,8 @@ class Engine(Explained):
         self.cache, self.cross = self.runner.cache, self.runner.cross
         self.pieces = PromptPieces(self.runner)
         reused = 0 if self.prefixes is None else self.prefixes.reused
-        self.prefixes = Prefixes(self.runner, reused) if self.reuse and self.module.encoder is None else None
+        self.prefixes = Prefixes(self.runner, reused) if self.reuse and self.cross is None else None
+        self.sources = SharedSources(self.cross, self.guard) if self.reuse and self.cross is not None else None
         self._reading = False  # whether a row has more to run than one token and its draft
         if self.speculation is not None:
             self.speculation.reset()
@@ -163,6 +164,8 @@ class Engine(Explained):
         if self.prefixes is None:
             for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
                 row.slot, row.cache = slot, self.cache
+                if self.sources is not None:
+                    self.sources.join(row, self.rows)
         else:
             for row in rows:
                 row.slot, row.cache = self.prefixes.slot(row, self.rows), self.cache
@@ -189,6 +192,10 @@ class Engine(Explained):
             self.speculation.forget(leaving)
         removed = set(rows)
         self._set_rows([row for row in self.rows if row not in removed])
+        if prefixes is not None and for_reuse:  # before rows that join next take these slots
+            for row in self.rows:
+                if not row.cached:
+                    prefixes.fill(row, self.rows)
 
     @alone()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
@@ -280,15 +287,18 @@ class Engine(Explained):
                 self.speculation.propose(self.rows, self.runner)
             pieces = self.pieces
             if self._reading or pieces.rows:
-                fill = None if self.prefixes is None else self.prefixes.fill
+                reused = self.prefixes or self.sources
                 whole = self.prompt_seconds is None or self._all_logits or self.speculation is not None
-                share = pieces.share(self.rows, self.budget, fill, whole)
+                share = pieces.share(self.rows, self.budget, None if reused is None else reused.fill, whole)
             outputs, ended = list[Output](), list[LiveRow]()
             at_once = not self._all_logits and self.speculation is None  # logits are used before the next forward
             for session, members in self._groups:
                 for part in [members] if share is None else self.runner.parts(members, share):
                     counts = None if pieces.rows else share  # beside these, each runs one id
                     computed = self.runner.run(session, part, counts, self._all_logits, at_once, self._greedy)
+                    if computed.scores:
+                        outputs += outputs_of(computed.scores)
+                        ended += [row for row in computed.scores if row.reason is not None]
                     tokens, tops = computed.best or (list[int](), list[float]())
                     if not tokens or not all(map(isfinite, tops)):
                         self._choose_tokens(computed, outputs, ended)
@@ -303,6 +313,8 @@ class Engine(Explained):
                 read = pieces.go_on(self.prompt_seconds)
                 if read is not None:
                     self._choose_tokens(read, outputs, ended)
+            if self.sources is not None and share is not None:
+                self.sources.share(share, self.rows)
             if start is not None and self.speculation is not None:
                 self.speculation.measured(perf_counter() - start, len(outputs))
             if ended:
@@ -320,7 +332,7 @@ class Engine(Explained):
     def _choose_tokens(self, computed: ForwardResult, outputs: list[Output], ended: list[LiveRow]) -> None:
         """Choose the tokens of the rows that are due, one after another along each draft while it was right."""
         logits, every = computed.logits, computed.every
-        live = [*zip(computed.due, computed.places, strict=True)]
+        live = [pair for pair in zip(computed.due, computed.places, strict=True) if pair[0].reason is None]
         best: list[int] | None = None
         if live and self._greedy and logits.amax(-1).isfinite().all():
             best = logits.argmax(-1).tolist()
@@ -369,6 +381,8 @@ class Engine(Explained):
         check_running(rows, self.rows)
         if not rows:
             raise InputError("no rows run in this engine; add requests first")
+        if any(row.only_scores for row in rows):
+            raise InputError("a row with score_from and max_new_tokens=0 has no next token; step() gives its scores")
         self.guard.visits += 1
         self.pieces.drop()
         last: dict[LiveRow, Tensor] = {}

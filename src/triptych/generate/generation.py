@@ -3,11 +3,12 @@ first stop string."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from triptych.arguments import checked
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.migration_hints import Explained
 from triptych.probe import Trace
 from triptych.text import Tokenizer
@@ -80,6 +81,38 @@ def generate(
         if on_progress is not None:
             on_progress(scheduler.progress)
     return _generations(rows, tokenizer, logprobs)
+
+
+@checked
+def score(
+    scheduler: Scheduler, requests: Iterable[Request], *, on_progress: OnProgress | None = None
+) -> list[list[TokenLogprobs]]:
+    """Run requests with `score_from` and `max_new_tokens=0`: for each, in their order, the log-probabilities of the ids
+    of its prompt from there on, with those of the `logprobs` likeliest beside each.
+
+    They are taken one after another as rows become free, so that there may be any number.  `on_progress`, which must
+    leave the model as it is, is called after each step, and counts those that were taken.  Raises what
+    `Scheduler.submit` raises, and InputError for other requests and where log-probabilities are NaN.
+    """
+    scores: dict[LiveRow, list[TokenLogprobs]] = {}
+    if not isinstance(requests, Iterable):
+        raise InputError(f"requests={shown(requests)} must be a list of generate.Request")
+    waiting, guard = iter(requests), scheduler.engine.guard
+    guard.visits += 1
+    while True:
+        for request in islice(waiting, 2 * scheduler.max_rows - len(scheduler.waiting)):
+            if not isinstance(request, Request) or request.score_from is None or request.max_new_tokens:
+                raise InputError("score() runs requests with score_from and max_new_tokens=0; generate() runs others")
+            scores[scheduler.submit(request)] = []
+        if not scheduler.busy:
+            return list(scores.values())
+        guard.only_own_code = True
+        for output in scheduler.step():
+            scores[output.row] += output.scores
+        if scheduler.failed is not None:
+            raise scheduler.failed
+        if on_progress is not None:
+            on_progress(scheduler.progress)
 
 
 @checked

@@ -1,4 +1,5 @@
-"""Reuse of what a cache holds: a row whose prompt begins like another row takes over that row's keys and values.
+"""Reuse of what a cache holds: a row whose prompt begins like another row takes over that row's keys and values, and a
+row with the same source what was encoded of it.
 
 Keys and values of a position depend on the ids up to it, on the weights and on what changes a forward (hooks, edits,
 training mode, LongRoPE's factors).  Rows with a probe and rows beside an encoder neither give nor take.  Any change of
@@ -14,14 +15,16 @@ reuse.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 
+from triptych.attention import CrossCache
 from triptych.errors import InputError
-from triptych.program.module_changes import ModuleFingerprint, checksums, equal, refusal, unseen_changes
+from triptych.nn import InputRow
+from triptych.program.module_changes import ModuleFingerprint, ModuleGuard, checksums, equal, refusal, unseen_changes
 from .request import LiveRow
 from .step_runner import StepRunner
 
@@ -91,7 +94,8 @@ class Prefixes:
         slot, length = self._best(row, [*live.items(), *self.idle_slots.items()])
         ahead = [peer for peer in running[: running.index(row)] if peer in others and peer.cached < len(peer.ids) - 1]
         if any(
-            common(self._reusable_ids(peer, len(peer.ids)), row.ids) >= max(length, peer.cached) + LEAST
+            min(common(self._reusable_ids(peer, len(peer.ids)), row.ids), row.most_reused + 1)
+            >= max(length, peer.cached) + LEAST
             for peer in ahead
         ):
             return False
@@ -130,10 +134,10 @@ class Prefixes:
 
     def _best(self, row: LiveRow, slots: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, int]:
         """The slot, of some with the ids that they hold, that has most of the row's prompt; and how much of it can be
-        used: not the last id, whose logits are wanted."""
+        used: not the ids whose logits are wanted."""
         best = -1, 0
         for slot, ids in slots:
-            length = min(common(ids, row.ids), len(row.ids) - 1)
+            length = min(common(ids, row.ids), row.most_reused)
             if length > best[1] and self._usable(slot, length, self.cache.lengths[slot], len(row.ids)):
                 best = slot, length
         return best
@@ -148,6 +152,43 @@ class Prefixes:
         except InputError:
             return False
         return True
+
+
+class SharedSources:
+    """Sources of rows beside an encoder: those that rows have alike are encoded once, for all that wait then, and for
+    those that join while one of them runs and no other code has run.  Rows with a probe are left out."""
+
+    def __init__(self, cross: CrossCache, guard: ModuleGuard) -> None:
+        self.cross, self.guard = cross, guard
+        self.encoded: WeakKeyDictionary[LiveRow, int] = WeakKeyDictionary()  # the guard's visits then
+
+    def join(self, row: LiveRow, running: Iterable[LiveRow]) -> None:
+        """Let a new row, which has its slot, read the source of a row that runs."""
+        self.share([peer for peer in running if self.encoded.get(peer) == self.guard.visits], [row])
+
+    def fill(self, row: LiveRow, running: Sequence[LiveRow]) -> bool:
+        """False where a row before it in `running` is about to encode the same source."""
+        return not any(_alike(peer, row) for peer in running[: running.index(row)])
+
+    def share(self, encoded: Collection[LiveRow], running: Iterable[LiveRow]) -> None:
+        """Let the rows of `running` whose source waits read what these rows have `encoded` of it."""
+        waiting = [row for row in running if row.source is not None]
+        for row in waiting:
+            peer = next((peer for peer in encoded if _alike(row, peer, peer.request.source)), None)
+            if peer is not None:
+                self.cross.share([peer.slot], [row.slot])
+                row.source = None
+                self.encoded[row] = self.encoded.get(peer, self.guard.visits)
+        for row in encoded:
+            self.encoded.setdefault(row, self.guard.visits)
+
+
+def _alike(row: LiveRow, other: LiveRow, source: InputRow | None = None) -> bool:
+    """Whether what a row has to encode is the source of another: the same tensor or list, or equal ids."""
+    own, source = row.source, other.source if source is None else source
+    if own is None or source is None or row.request.probe is not None or other.request.probe is not None:
+        return False
+    return own is source or (isinstance(own, Sequence) and isinstance(source, Sequence) and own == source)
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -39,15 +39,14 @@ class PromptPieces:
     ) -> dict[LiveRow, int]:
         """The number of ids that each row runs in the next step (`StepRunner.token_counts`), without what is read in
         pieces, which begins here unless the forward of a step is to be `whole`."""
-        free = [row for row in rows if row not in self.rows]
-        decoding = {row: 1 for row in free if len(row.ids) == row.cached + 1 and row.source is None}
+        decoding = {row: 1 for row in rows if row.decodes and row not in self.rows}
         self.in_last_step = 0.0
         if self.rows:
             return decoding
         share = self.runner.token_counts(rows, budget, fill)
         prompts = {row: count for row, count in share.items() if row not in decoding}
         at_once = sum(row.cached + count for row, count in prompts.items()) <= SMALL
-        if whole or at_once or any(row.request.probe is not None or row.source is not None for row in prompts):
+        if whole or at_once or any(map(_runs_whole, prompts)):
             return share
         return decoding if self.begin(prompts) else share
 
@@ -89,7 +88,7 @@ class PromptPieces:
         for row, end in zip(self.rows, tokens.rows.ends, strict=True):
             row.cached = end
         self.rows, self._call = (), None
-        return ForwardResult(tokens.due, call.out, tokens.places, {}, None)
+        return ForwardResult(tokens.due, call.out, tokens.places, {}, None, {})
 
     def drop(self) -> None:
         """Forget what is under way, so that its ids are read again: with a window from the beginning, as the keys that
@@ -98,3 +97,8 @@ class PromptPieces:
             if self.runner.cache.smallest_window is not None and row.cached:
                 self.runner.begin_again(row)
         self.rows, self._call = (), None
+
+
+def _runs_whole(row: LiveRow) -> bool:
+    """Whether more is wanted of a forward of a prompt than its last logits."""
+    return row.request.probe is not None or row.source is not None or row.request.score_from is not None

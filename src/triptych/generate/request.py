@@ -38,6 +38,9 @@ class Request:
     probe           the reads and edits of a run, a `probe.Session`; `number` is the row's item there.
     logprobs        with each token, the log-probabilities of that many of the likeliest ones.
     all_logits      give the logits of every position that is computed, the prompt's included.
+    score_from      a position of the prompt, 1 or more: give the log-probabilities of its ids from there on
+                    (`Output.scores`), with those of the `logprobs` likeliest beside each.  With `max_new_tokens=0` the
+                    row ends after them, and its last id, which nothing follows, does not run.
     keep_slot       keep the slot and the source when the row ends, for `Engine.restart`.
     priority        of those that wait in a `Scheduler`, larger ones join first.
     deadline        seconds after `Scheduler.submit` at which the row leaves, whether it is finished or not.
@@ -57,6 +60,7 @@ class Request:
     probe: Session | None = None
     logprobs: int | None = None
     all_logits: bool = False
+    score_from: int | None = None
     keep_slot: bool = False
     priority: int = 0
     deadline: float | None = None
@@ -77,6 +81,9 @@ class Request:
             number("deadline", self.deadline, 0, sys.float_info.max, "seconds >= 0")
         if not len(self.prompt):
             raise InputError(f"the text is empty (prompt {self.number}); give at least one token")
+        if self.score_from is not None and integer("score_from", self.score_from, 1) >= len(self.prompt):
+            problem = f"score_from={self.score_from} and the prompt has {len(self.prompt)} ids"
+            raise InputError(f"{problem}; a position from 1 to {len(self.prompt) - 1} has ids to score behind it")
         stop_strings(self.stop)
         if not isinstance(self.probe, Session | None):
             raise InputError(
@@ -114,7 +121,10 @@ class LiveRow:
     constraint: RowConstraint | None = None
 
     def __post_init__(self) -> None:
-        self.limit = len(self.request.prompt) + self.request.max_new_tokens
+        prompt, first = len(self.request.prompt), self.request.score_from
+        self.only_scores = first is not None and not self.request.max_new_tokens
+        self.next_score = sys.maxsize if first is None else first  # the position of the next id to score
+        self.limit = prompt + (-1 if self.only_scores else self.request.max_new_tokens)
         self.source = self.request.source  # None once it was encoded
         self.module: object = None  # of the engine that prepared the row
         self.source_length = 0  # positions of the source, as the engine that prepares the row counts them
@@ -146,6 +156,16 @@ class LiveRow:
         return self.reason is not None
 
     @property
+    def decodes(self) -> bool:
+        """Whether the next step chooses a token of the row, and runs one id for it."""
+        return len(self.ids) - self.cached == 1 and self.source is None and not self.only_scores
+
+    @property
+    def most_reused(self) -> int:
+        """Ids that may be taken over from another row: not those whose logits are wanted."""
+        return min(len(self.ids), self.next_score) - 1
+
+    @property
     def new(self) -> list[int]:
         """The ids after the prompt."""
         return self.ids[len(self.request.prompt) :]
@@ -156,7 +176,8 @@ def row_of(
 ) -> LiveRow:
     """A row for this request, where the model can serve it.  Raises as `Engine.add`."""
     spec = module.spec
-    end, limit = len(request.prompt) + request.max_new_tokens, spec.longest_row
+    only_scores = request.score_from is not None and not request.max_new_tokens
+    end, limit = len(request.prompt) + (-1 if only_scores else request.max_new_tokens), spec.longest_row
     if limit is not None and end > limit:
         raise InputError(
             f"prompt {request.number}: {len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones "
@@ -172,7 +193,8 @@ def row_of(
     stops = StopDetector(request.stop, decode) if request.stop and decode is not None else None
     start = None if request.constraint is None else request.constraint.start
     constraint = None if start is None else start(tokenizer, spec.vocab, request.ends)
-    return LiveRow(request, list(request.prompt), stops, slot, constraint=constraint)
+    ids = list(request.prompt)
+    return LiveRow(request, ids[:-1] if only_scores else ids, stops, slot, constraint=constraint)
 
 
 def check_request(request: object) -> None:
@@ -215,10 +237,12 @@ class TokenLogprobs:
 class Output:
     """The result of one step for a row: the token that was chosen, None while its prompt is still being read.
 
-    `logits` `[T, V]` are those of all positions computed in the step, where the request wants them.
+    `logits` `[T, V]` are those of all positions computed in the step, where the request wants them; `scores` are those
+    of the next ids of the prompt, from its `score_from` on.
     """
 
     row: LiveRow
     token: int | None
     logprobs: TokenLogprobs | None = None
     logits: Tensor | None = None
+    scores: Sequence[TokenLogprobs] = ()

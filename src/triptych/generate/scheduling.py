@@ -127,7 +127,7 @@ class Scheduler:
         """One step of the engine, with as many ids of prompts as leave the rows that decode their pace."""
         engine = self.engine
         lengths = {row: row.cached for row in engine.rows}
-        decoding = sum(len(row.ids) - row.cached == 1 and row.source is None for row in lengths)
+        decoding = sum(row.decodes for row in lengths)
         pieces, pace = engine.pieces, self.pace
         engine.budget, engine.prompt_seconds = decoding + pace.ids(decoding), pace.seconds(decoding)
         start = perf_counter()
@@ -211,7 +211,7 @@ class Scheduler:
         if lacking > 0:  # at once, since each growth copies what slots have of their own
             cache.free(cache.add(len(cache.free_slots) + lacking))
         cache.limit_memory(self.budget.left(self) - needs.source_bytes)
-        empty = [row for row in joining if not row.request.max_new_tokens]
+        empty = [row for row in joining if not row.request.max_new_tokens and not row.only_scores]
         for row in empty:
             row.reason = "length"
         self.engine.join([row for row in joining if row not in empty])

@@ -140,7 +140,7 @@ class Speculation:
         counts: dict[LiveRow, int] = {}
         for row in rows:
             row.draft = ()
-            if len(row.ids) - row.cached == 1 and row.source is None and self.should_guess:
+            if row.decodes and self.should_guess:
                 most = self._longest_draft(row, runner)
                 if most > 0:
                     counts[row] = most

@@ -27,7 +27,8 @@ from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.static_executor import StaticStep, best_of, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
-from .request import LiveRow
+from .request import LiveRow, TokenLogprobs
+from .scored_tokens import ScoredTokens, places
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,6 +64,7 @@ class ForwardResult:
     logits   [W, V]: after the last id of each of these and after each id of its draft, row after row.
     places   where the logits of each due row begin.
     every    [T, V]: all that was computed of the rows that want all logits.
+    scores   of the next ids of prompts that are scored.
     best     the token with the largest logit of each row of `logits`, and that logit, NaN where a logit is NaN; None
              where they were not asked for.
     """
@@ -72,6 +74,7 @@ class ForwardResult:
     places: list[int]
     every: dict[LiveRow, Tensor]
     best: Largest | None
+    scores: Mapping[LiveRow, list[TokenLogprobs]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +94,7 @@ class NextTokens:
     prompts: list[int]
 
 
-NOTHING_YET = ForwardResult([], torch.empty(0), [], {}, None)
+NOTHING_YET = ForwardResult([], torch.empty(0), [], {}, None, {})
 
 
 class StepRunner:
@@ -168,7 +171,7 @@ class StepRunner:
         reading: list[LiveRow] = []
         left = budget
         for row in rows:
-            if len(row.ids) - row.cached == 1 and row.source is None:
+            if row.decodes:
                 running[row] = 1
                 left -= 1 + len(row.draft)
             else:
@@ -209,18 +212,22 @@ class StepRunner:
             next_tokens = self._next_tokens(self.executor, session, rows, find_best)
             if next_tokens is not None:
                 return next_tokens
-        ids, wanted, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
+        ids, logit_places, starts, due = list[int](), list[int](), list[int](), list[LiveRow]()
         lengths, past, slots, prompts = [], [], [], []
+        scored: ScoredTokens | None = None
         for row in rows:
             done, end, most = row.cached, len(row.ids), self.chunk if share is None else share[row]
             if done <= self.switch < end:  # LongRoPE's other factors hold for the whole row, from its first token on
                 self.begin_again(row)
                 done, most = 0, max(most, self.switch + 1)
             piece = row.ids[done : done + most]
-            if done + len(piece) == end:
+            if row.next_score <= done + len(piece):
+                scored = scored or ScoredTokens()
+                scored.add(row, done, done + len(piece), len(ids))
+            if done + len(piece) == end and not row.only_scores:
                 due.append(row)
-                places.append(len(wanted))
-                wanted.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
+                starts.append(len(logit_places))
+                logit_places.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
                 piece.extend(row.draft)
             ids += piece
             past.append(done)
@@ -229,15 +236,18 @@ class StepRunner:
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
         pieces = Rows(tuple(lengths), tuple(past), tuple(slots))
         if begin is not None:
-            begin(NextTokens(ids, pieces, wanted, places, due, prompts))
+            begin(NextTokens(ids, pieces, logit_places, starts, due, prompts))
             return NOTHING_YET
-        chosen: Sequence[int] = range(len(ids)) if all_logits else wanted
+        whole = all_logits or (scored is not None and session is not None)  # a site is read of whole pieces
+        used = logit_places if scored is None else sorted([*logit_places, *scored.before])
+        chosen: Sequence[int] = range(len(ids)) if whole else used
         self.running = rows
         if session is not None:
             session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
         executed, encoded = None, False  # encoded: the sources are read
         if self.executor is not None:
-            executed, encoded = self._execute(self.executor, session, rows, due, (ids, pieces, chosen, prompts))
+            tokens_of_step = ids, pieces, chosen, prompts
+            executed, encoded = self._execute(self.executor, session, rows, due, tokens_of_step, keep=not at_once)
         if executed is None:
             self.guard.visits += session is not None  # an edit may change anything
             if self.executor is not None and len(ids) == len(rows) and not self._logged:
@@ -250,8 +260,10 @@ class StepRunner:
             source = None if encoded or rows[0].source is None else self._sources(rows)
             batch = Batch(inputs=inputs, rows=pieces, source=source, cache=self.cache, cross=self.cross, taps=taps)
             hidden = self.module(batch)
-            if len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
-                hidden, computed_rows = _last_vectors(session, due, hidden[wanted])
+            if scored is not None and not whole:
+                hidden, computed_rows = hidden[used], Rows((len(used),))
+            elif len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
+                hidden, computed_rows = _last_vectors(session, due, hidden[logit_places])
             executed = self.module.unembed(hidden, computed_rows, taps) if len(hidden) else hidden, computed_rows
         logits, computed_rows = executed
         for row, end in zip(rows, pieces.ends, strict=True):
@@ -260,7 +272,9 @@ class StepRunner:
         every: dict[LiveRow, Tensor] = {}
         if all_logits:
             every = {row: x for row, x in zip(rows, computed_rows.split(logits), strict=True) if row.request.all_logits}
-            logits = logits[wanted]
+        scores = {} if scored is None else scored.scores(logits, chosen)
+        if whole or scored is not None:
+            logits = logits[places(logit_places, chosen)]
         best: Largest | None = None
         if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
             tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
@@ -270,11 +284,11 @@ class StepRunner:
             if best is None:
                 tokens, largest = best_of(logits).tolist()
                 best = [int(token) for token in tokens], largest
-        return ForwardResult(due, logits, places, every, best)
+        return ForwardResult(due, logits, starts, every, best, scores)
 
     def _execute(
         self, executor: NativeStep | StaticStep, session: Session | None, rows: Sequence[LiveRow],
-        due: Sequence[LiveRow], tokens: tuple[list[int], Rows, Sequence[int], list[int]],
+        due: Sequence[LiveRow], tokens: tuple[list[int], Rows, Sequence[int], list[int]], *, keep: bool,
     ) -> tuple[FlatBatch | None, bool]:  # fmt: skip
         """The logits of some `tokens` (`ids`, `rows`, `chosen` and `prompts` of `NativeStep.logits`) and their rows, or
         None where the modules must run, and why in `why_modules`; and whether the executor read the sources."""
@@ -283,7 +297,11 @@ class StepRunner:
             return None, False
         ids, computed_rows, chosen, _ = tokens
         reads = None if session is None else session.native_reads(computed_rows.slots)
-        logits = executor.logits(*tokens, reads)
+        logits = (
+            executor.logits(*tokens, reads, keep=keep or session is not None)
+            if isinstance(executor, NativeStep)
+            else executor.logits(*tokens, reads)
+        )
         self.why_modules = executor.why_modules
         if logits is None:
             return None, True
@@ -327,7 +345,7 @@ class StepRunner:
         for row in rows:
             row.cached += 1
         self.why_modules = None
-        return ForwardResult([*rows], logits, [*range(len(ids))], {}, best)
+        return ForwardResult([*rows], logits, [*range(len(ids))], {}, best, {})
 
     def _refusal(self, session: Session, rows: Sequence[LiveRow]) -> str | None:
         """The reason why the executor cannot serve what is read and edited of these rows."""

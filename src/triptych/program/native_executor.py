@@ -79,7 +79,7 @@ class NativeStep:
         self.plans: dict[Binding, PlanStruct] = {}
         self.stores: list[StoreRecords] = []  # of the cache, and of sources
         self.store_sizes = 0, 0, 0  # slots, places and chunks of pages then
-        self.reused_logits = zeros(0)  # logits that were not to be kept
+        self.reused_logits = self.logits_memory = zeros(0)  # logits that were not to be kept, and their memory
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
@@ -100,13 +100,9 @@ class NativeStep:
         self._follow_stores(bindings)
         sources = [[0] * len(rows.lengths)] * 2 if self.cross is None else self.cross.of(rows.slots)
         shape = len(chosen), bindings[0].plan.outputs
-        out = (
-            torch.empty(shape, dtype=torch.float32, device="cpu")
-            if keep or self.reused_logits.shape != shape
-            else self.reused_logits
-        )
-        if not keep:
-            self.reused_logits = out
+        if not keep and self.reused_logits.shape != shape:
+            self._resize_logits(shape)
+        out = torch.empty(shape, dtype=torch.float32, device="cpu") if keep else self.reused_logits
         if mixed:
             assert prompts is not None
             lengths = np.asarray(rows.lengths)
@@ -192,6 +188,14 @@ class NativeStep:
         kernels = library()
         fast = kernels is not None and kernels.wide and LAYOUT_BF16 not in binding.matrices["layout"]
         return MOST_DENSE_FP32 if fast else MOST_DENSE
+
+    def _resize_logits(self, shape: tuple[int, int]) -> None:
+        """Give logits that the next call may overwrite this shape, in the same memory: the system would have to clear
+        the pages of other memory."""
+        size = shape[0] * shape[1]
+        if self.logits_memory.numel() < size:
+            self.logits_memory = torch.empty(size, dtype=torch.float32, device="cpu")
+        self.reused_logits = self.logits_memory[:size].view(shape)
 
     # -- the call -------------------------------------------------------------------------------------------------
 

@@ -44,8 +44,7 @@ def routes(server: Server) -> list[Route]:
         require(worker, "completions")
         rows = await asyncio.to_thread(rows_of, worker, fields)  # long texts take long to tokenize
         requests = await edited(worker, fields, [one for row in rows for one in row.requests])
-        to_score = [row.ids for row in rows for _ in row.requests]
-        generation = ServedRequest(worker, fields, requests, kind="cmpl-", to_score=to_score)
+        generation = ServedRequest(worker, fields, requests, kind="cmpl-")
         completion = Completion(generation, rows)
         return await respond(request, generation, completion.whole, completion.events)
 
@@ -72,25 +71,18 @@ def rows_of(worker: ModelWorker, fields: Fields) -> list[PromptRows]:
         rows, sources = decoder_rows(model.inputs, prompts, prefix)
     except TriptychError as error:
         raise refused(error, worker, "prompt") from None
-    logprobs, scores_only = fields.get("logprobs"), fields.get("max_tokens") == 0
+    logprobs = fields.get("logprobs")
     scored = bool(fields.get("echo")) and logprobs is not None
     if logprobs is None and each > count:
         logprobs = 0  # which the best ones are chosen by
-    if scores_only:
-        fields = fields.changed(max_tokens=1)
     made = []
     for i, row in enumerate(rows):
         repeated = prompts[i] if sources is None else prefix
         text = repeated if isinstance(repeated, str) else "" if model.tokenizer is None else model.tokenizer.decode(row)
-        read = row[:-1] or row if scores_only else row  # only its ids are scored, and nothing comes after the last one
         source = None if sources is None else sources[i]
         numbers = range(i * each, (i + 1) * each)
-        requests = [
-            generation_request(
-                model, fields, read, source, number, seed, logprobs=logprobs, all_logits=scored, constraint=constraint
-            )
-            for number in numbers
-        ]
+        more = {"logprobs": logprobs, "constraint": constraint, "score_from": 1 if scored and len(row) > 1 else None}
+        requests = [generation_request(model, fields, row, source, number, seed, **more) for number in numbers]
         made.append(PromptRows(requests, count, row, text))
     return made
 
@@ -126,7 +118,6 @@ class Completion:
     def __init__(self, generation: ServedRequest, rows: Sequence[PromptRows]) -> None:
         self.generation, self.fields, self.rows = generation, generation.fields, rows
         self.tokenizer = generation.worker.model.tokenizer
-        self.scores_only = self.fields.get("max_tokens") == 0
         self.row_of = [row for row in rows for _ in row.requests]
         self.texts: dict[int, OffsetText] = {}  # of choices whose first piece was answered
 
@@ -140,15 +131,7 @@ class Completion:
                 one = self.generation.choices[number]
                 piece = RowPiece(tuple(one.ids), one.text, tuple(one.logprobs), tuple(one.prompt), one.reason)
                 choices.append(self.choice(number, piece) | {"index": len(choices)})
-        return self.generation.head("text_completion") | {"choices": choices, "usage": self.usage}
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        usage = self.generation.usage
-        if self.scores_only:
-            read = usage["prompt_tokens"] + sum(len(row.ids) - len(row.requests[0].prompt) for row in self.rows)
-            return usage | {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
-        return usage
+        return self.generation.head("text_completion") | {"choices": choices, "usage": self.generation.usage}
 
     async def events(self) -> AsyncIterator[bytes]:
         """The choices piece by piece, then the usage where it was requested; the last event is `[DONE]`."""
@@ -161,20 +144,18 @@ class Completion:
             yield error_event(error)
             return
         if (self.fields.get("stream_options") or {}).get("include_usage"):
-            yield event(head | {"choices": [], "usage": self.usage})
+            yield event(head | {"choices": [], "usage": self.generation.usage})
         yield b"data: [DONE]\n\n"
 
     def choice(self, number: int, piece: RowPiece) -> dict[str, Any]:
         """What a piece adds to a choice; the first one of each begins with the echo."""
         first, row, wanted = number not in self.texts, self.row_of[number], self.fields.get("logprobs")
         offsets = self.texts.setdefault(number, OffsetText(self.tokenizer))
-        ids, text, scores = list(piece.ids), piece.text, [*piece.logprobs]
-        if self.scores_only:
-            ids, text, scores = [], "", []
-        every: list[TokenLogprobs | None] = [*scores]
+        ids, text = list(piece.ids), piece.text
+        every: list[TokenLogprobs | None] = [*piece.logprobs]
         if first and self.fields.get("echo"):
-            ids, text, every = [*row.ids, *ids], row.text + text, [None, *piece.prompt, *scores]
-        reason = "length" if self.scores_only else REASONS.get(piece.reason or "")
+            ids, text, every = [*row.ids, *ids], row.text + text, [None, *piece.prompt, *every]
+        reason = REASONS.get(piece.reason or "")
         logprobs = None if wanted is None else offsets.logprobs(ids, every)
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
 

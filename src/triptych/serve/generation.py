@@ -52,14 +52,12 @@ class Generated:
 class ServedRequest:
     """The rows of one request, which begin at once, and their choices.
 
-    to_score   for each row the ids whose log-probabilities it wants, where these are not those of its prompt.
     started    when they began, and `begun` when the first of them wrote (`perf_counter`).
     """
 
     def __init__(
         self, worker: ModelWorker, fields: Fields, requests: Sequence[Request], *, kind: str,
         reply: Callable[[], Reply] = Reply, hidden: frozenset[int] | None = None,
-        to_score: Sequence[Sequence[int] | None] = (),
     ) -> None:  # fmt: skip
         self.worker, self.fields = worker, fields
         self.id, self.created = kind + uuid.uuid4().hex, int(time.time())
@@ -67,11 +65,7 @@ class ServedRequest:
         self.choices = [Generated(reply=reply()) for _ in requests]
         stop = stop_of(fields)
         self.started, self.begun = time.perf_counter(), 0.0
-        every = [*to_score] or [None] * len(requests)
-        self.rows = [
-            worker.submit(request, stop, hidden=hidden, to_score=ids)
-            for request, ids in zip(requests, every, strict=True)
-        ]
+        self.rows = [worker.submit(request, stop, hidden=hidden) for request in requests]
 
     async def taken(self) -> None:
         """Wait until the worker has taken all rows.  Raises ApiError where it refused one; the others are cancelled."""

@@ -103,7 +103,8 @@ def generation_request(
     longest = model.spec.longest_row
     room = None if longest is None else longest - len(prompt)
     wanted = limit_of(fields)
-    if room is not None and room < 1:
+    only_scores = wanted == 0 and more.get("score_from") is not None  # its last id does not run
+    if room is not None and room < (-1 if only_scores else 1):
         raise ApiError(400, f"the prompt has {len(prompt):,} tokens, and the model reads at most {longest:,}", "prompt")
     limit = (most if room is None else min(room, most)) if wanted is None else wanted
     limit = min(limit, room) if shorten and room is not None else limit

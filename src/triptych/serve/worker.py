@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,11 +13,8 @@ from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import Protocol, TypeVar
 
-from torch import Tensor
-
 from triptych.errors import InputError
 from triptych.generate import CacheBudget, LiveRow, Request, Scheduler
-from triptych.generate.next_tokens import token_logprobs
 from triptych.generate.request import TokenLogprobs
 from triptych.generate.row_text import RowText
 from triptych.model import Model
@@ -30,8 +27,8 @@ STOPPING = "the server is stopping; send the request again to another one, or la
 @dataclass(frozen=True)
 class RowPiece:
     """What a step gave a request: new ids, their log-probabilities where they were requested, and the text that they
-    make certain; with the first ids of a request with `all_logits`, the log-probabilities of its prompt from the second
-    id on.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`, with "stop" the
+    make certain; with the first ids of a request with `score_from`, the log-probabilities of its prompt from there
+    on.  The last piece has the `reason` why the row ended; with "error" the exception is in `error`, with "stop" the
     string is in `stop`."""
 
     ids: tuple[int, ...]
@@ -50,16 +47,13 @@ class ServedRow:
     row       in the engine; None until the worker has taken it, and where it was refused.
     hidden    special tokens whose text is no part of the row's; None for all.
     taken     set once the worker has taken the row, or has refused it for the reason `refused`.
-    to_score  with `all_logits`, the ids whose log-probabilities are wanted: those of the prompt, or one more.
-    scored    log-probabilities of these, from the second on, that were computed and not delivered; `scores` says how
-              many were computed.
+    scored    log-probabilities of ids of the prompt that were computed and not delivered.
     last      when its newest ids came, and `submitted` when it was queued (`monotonic`).
     """
 
     worker: ModelWorker
     request: Request
     stop: tuple[str, ...]
-    to_score: Sequence[int]
     loop: asyncio.AbstractEventLoop
     pieces: asyncio.Queue[RowPiece] = field(default_factory=asyncio.Queue)
     row: LiveRow | None = None
@@ -69,7 +63,6 @@ class ServedRow:
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     refused: Exception | None = None
     scored: list[TokenLogprobs] = field(default_factory=list)
-    scores: int = 0
     submitted: float = field(default_factory=monotonic)
     last: float | None = None
 
@@ -135,12 +128,10 @@ class ModelWorker:
     # -- from the event loop --------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None,
-        to_score: Sequence[int] | None = None,
+        self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None
     ) -> ServedRow:  # fmt: skip
         """Queue a request.  What cannot be run comes as an error in its only piece."""
-        scored = list(request.prompt) if to_score is None else to_score
-        served = ServedRow(self, request, stop, scored, asyncio.get_running_loop(), hidden=hidden)
+        served = ServedRow(self, request, stop, asyncio.get_running_loop(), hidden=hidden)
         if not self.post(lambda: self._take(served)):
             self._refuse(served, InputError(STOPPING))
         return served
@@ -258,8 +249,8 @@ class ModelWorker:
         try:
             outputs = self.scheduler.step()
             for output in outputs:
-                if output.logits is not None and output.row in self.rows:
-                    self._score(self.rows[output.row], output.logits)
+                if output.scores and output.row in self.rows:
+                    self.rows[output.row].scored += output.scores
         except Exception as error:  # a step that failed as a whole leaves its rows in an unknown state
             self.scheduler.engine.reset()
             for served in self.rows.values():
@@ -278,13 +269,6 @@ class ModelWorker:
         for row, served in [*self.rows.items()]:
             if row in ids or row.reason is not None:
                 self._deliver(served, row, ids.get(row, []), logprobs.get(row, []))
-
-    def _score(self, served: ServedRow, logits: Tensor) -> None:
-        """Keep the log-probabilities of the ids that these logits [T, V] of the next positions are for: nothing else of
-        them stays in memory."""
-        ids = served.to_score[served.scores + 1 : served.scores + 1 + len(logits)]
-        served.scored += token_logprobs(logits, ids, served.request.logprobs or 0)
-        served.scores += len(ids)
 
     def _deliver(self, served: ServedRow, row: LiveRow, ids: list[int], logprobs: list[TokenLogprobs]) -> None:
         """Give a request what this step wrote, and let it end where it has."""
