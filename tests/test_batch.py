@@ -17,8 +17,8 @@ pytest.importorskip("starlette", reason="needs the extra serve")
 from cli_models import Captured, refused, said
 from test_serve_worker import letters
 from triptych.cli import main
+from triptych.run_lock import RunLock
 from triptych.serve import batch as runs
-from triptych.train.run_lock import RunLock
 
 PATIENCE = 120.0  # seconds; machines may be slow and shared
 

@@ -24,19 +24,28 @@ FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8")
 COMMANDS = [
     "quickstart", "train", "generate", "chat", "fill", "encode", "search", "classify", "caption", "tag", "answer",
     "summarize", "translate", "transcribe", "exercise", "lens", "patch", "ablate", "convert", "explain", "lab",
-    "inspect", "heads", "page", "check", "count", "bench", "doctor", "story", "serve", "batch", "eval",
+    "inspect", "heads", "page", "check", "count", "bench", "doctor", "story", "serve", "batch", "eval", "data",
 ]  # fmt: skip
 
 
 def surface() -> list[str]:
     """Every command with its arguments and options, as a user types them."""
     found = []
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in every_command().items():
         for parameter in command.params:
             names = [*parameter.opts, *parameter.secondary_opts]
             found.append(
                 f"{name} {' '.join(names)}" if names[0].startswith("-") else f"{name} {parameter.name.upper()}"
             )
+    return found
+
+
+def every_command() -> dict[str, Any]:
+    """The commands, those of a group by both names."""
+    found: dict[str, Any] = {}
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {word}": one for word, one in inner.items()}
     return found
 
 
@@ -46,7 +55,7 @@ def test_commands_and_options_are_those_on_the_list() -> None:
 
 
 def test_every_option_and_argument_has_a_help() -> None:
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in every_command().items():
         assert not [parameter.name for parameter in command.params if not parameter.help], name
 
 
@@ -69,7 +78,7 @@ def test_every_command_answers_in_json() -> None:
     assert commands == set(COMMANDS)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], [], *([name, "--help"] for name in COMMANDS)])
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], [], *([*name.split(), "--help"] for name in every_command())])
 def test_help(argv: list[str], capsys: Captured) -> None:
     out, err = said(argv, capsys)
     assert "Usage:" in out
@@ -77,12 +86,12 @@ def test_help(argv: list[str], capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 71, 72, 80])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", every_command())
 def test_help_shows_every_option_whole(
     name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    words = said([name, "--help"], capsys)[0].replace(",", " ").split()
+    words = said([*name.split(), "--help"], capsys)[0].replace(",", " ").split()
     options = {option for line in FROZEN if line.startswith(f"{name} --") for option in line.split()[1:]}
     assert options <= {part for word in words for part in word.split("/")}
 
@@ -115,6 +124,9 @@ def test_version(capsys: Captured) -> None:
         (["quickstart", "--data", "/nowhere/text"], "--data /nowhere/text: no such file"),
         (["quickstart", "--data", ""], "the path is empty"),
         (["quickstart", "--out", ""], "the path is empty"),
+        (["data", "tokenize", "a.txt", "--out", "d", "--tokenizer", "byte", "--processes", "0"], "--processes"),
+        (["data", "nonsense"], "nonsense"),
+        (["data", "inspect", "d", "--document", "-1"], "--document"),
         (["lab", "permutation", "--out", ""], "the path is empty"),
         (["lab", "mask-leak", "--data", "/nowhere/text"], "--data /nowhere/text: no such file"),
     ],

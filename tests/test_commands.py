@@ -73,6 +73,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych train --new notes.toml --from model.gguf --data notes.txt --adapter": "see tests/test_train_further.py",
     "triptych convert model.gguf notes.gguf --adapter runs/notes": "needs the run above it",
     "triptych serve": "serves until it is stopped; tests/test_docs_serving.py does",
+    "triptych data inspect tokens": "needs the shards above it; tests/test_cli_data.py runs such commands",
     "triptych chat --url": "needs the server; tests/test_docs_serving.py runs it",
     "triptych eval model.gguf --tasks": "needs lm-eval; tests/test_lm_eval.py runs such commands",
     "triptych eval translator --tasks": "needs lm-eval; tests/test_lm_eval.py runs such commands",

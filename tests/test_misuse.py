@@ -17,7 +17,7 @@ import cli_models
 import tiny
 import triptych
 from hub_encoders import HUB
-from triptych import generate, measure, page, probe, quickstart, text
+from triptych import generate, measure, page, probe, quickstart, shards, text
 from triptych.check import check
 from triptych.checkpoints.convert import convert
 from triptych.count import count, predict
@@ -108,6 +108,7 @@ def names(folder: Path) -> dict[str, Any]:
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize, "image": image,
         "bench": measure.bench, "page": page, "text": text, "scenes": scenes, "digit_recordings": digit_recordings,
         "quickstart": quickstart.run, "in_thread": in_thread, "perplexity": perplexity,
+        "shards": shards,
         "generate": generate, "check": check, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
     }  # fmt: skip
 

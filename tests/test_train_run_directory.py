@@ -20,9 +20,9 @@ import torch
 from triptych import quickstart
 from triptych.cli import main
 from triptych.errors import CheckpointError, ConfigError
+from triptych.run_lock import RunLock
 from triptych.train import Checkpoints, Event, Interrupted, Recipe, check_recipe, prepare, read_recipe, resume
 from triptych.train.new_recipe import toml
-from triptych.train.run_lock import RunLock
 
 TABLES: dict[str, Any] = {
     "tokenizer": "byte",

@@ -19,6 +19,7 @@ from . import (
     check,
     convert_and_page,
     count,
+    data,
     doctor,
     evaluate,
     explain,
@@ -78,6 +79,12 @@ failure.application = app
 for _title, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(_function.__name__.rstrip("_"), rich_help_panel=_title)(options.command(_function))
+
+
+_data = typer.Typer(help="Tokenize texts into shards on the disk, for data larger than memory, and show them.")
+for _function in (data.tokenize, data.inspect):
+    _data.command()(options.command(_function))
+app.add_typer(_data, name="data", rich_help_panel="Train")
 
 
 def _entry_command(entry: EntryPoint) -> Callable[..., object]:

@@ -108,8 +108,11 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
 
     commands = {} if application is None else getattr(get_command(application), "commands", {})
     word = next((argument for argument in arguments if argument in commands), None)
+    command = None if word is None else commands[word]
+    for argument in arguments:  # the command of a group
+        command = getattr(command, "commands", {}).get(argument, command)
     named: dict[str, str] = {}
-    for parameter in () if word is None else commands[word].params:
+    for parameter in () if command is None else command.params:
         for option in (one for one in parameter.opts if one.startswith("--")):
             named |= {parameter.name: option, option[2:].replace("-", "_"): option}
     return named | _OTHER_NAMES.get(word or "", {})

@@ -46,7 +46,7 @@ def train(
     --new FILE: Write a short recipe that runs as it is, and stop.
     --keys: List every key of a recipe with its default, and stop.
     --from MODEL: Existing model to train further, instead of the recipe's model.
-    --data PATH: Texts, a folder of them or a file of records, in place of the recipe's.
+    --data PATH: Texts, a folder of them, a file of records or shards, in place of the recipe's.
     --adapter: With --new and --from: train an adapter (LoRA); the model stays as it is.
     --objective NAME: With --new and --from: what is learned (labels, tags, chat, ...); else the fields of --data
         say so.
@@ -89,9 +89,10 @@ def train(
         raise BadParameter("--resume continues the run that --force deletes; give one of the two")
     from triptych import machine
     from triptych.train import read_recipe
+    from triptych.train.recipe import named_data
 
     machine.use_threads()
-    values: dict[str, object] = {} if data is None else {"data.path": data}
+    values = {} if data is None else named_data(data)
     trains = not (show_batch or evaluate or verify_resume)
     if out is not None and trains:
         values["run.out"] = str(out)

@@ -23,9 +23,9 @@ from triptych.model import Model
 from triptych.page import Sample
 from triptych.page.live import live_section
 from triptych.page.plot import png
+from triptych.run_lock import RunLock
 from triptych.train import Checkpoints, Event, Job, Trainer, prepare, read_recipe, resume
 from triptych.train.recipe import DataSettings
-from triptych.train.run_lock import RunLock
 from triptych.train.sources import SHAKESPEARE
 from .panels import PANELS, HeldOutResult, Panel
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message
 
 from triptych.errors import InputError, nearest, shown
 from triptych.files import exists, writable_name
-from triptych.train.run_lock import RunLock
+from triptych.run_lock import RunLock
 from .limits import ServerLimits
 
 LONGEST_LINE = ServerLimits.body_bytes  # a body that is longer is refused by the routes too

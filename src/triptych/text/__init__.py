@@ -4,7 +4,7 @@ from triptych.migration_hints import answer_for
 from .chat import ChatTemplate, RenderedPrompt
 from .gguf_tokenizer import from_gguf
 from .gguf_tokenizer_writer import to_gguf
-from .new_tokenizers import bpe_tokenizer, byte_tokenizer, character_tokenizer, word_tokenizer
+from .new_tokenizers import Layout, bpe_tokenizer, byte_tokenizer, character_tokenizer, new_tokenizer, word_tokenizer
 from .specials import DECODER, ENCODER, SEQ2SEQ, SPEECH, Specials, SpecialsLayout
 from .tokenizer import Encoded, Tokenizer
 from .tokenizer_directory import from_directory, has_tokenizer
@@ -17,6 +17,7 @@ __all__ = [
     "SPEECH",
     "ChatTemplate",
     "Encoded",
+    "Layout",
     "RenderedPrompt",
     "Specials",
     "SpecialsLayout",
@@ -28,6 +29,7 @@ __all__ = [
     "from_directory",
     "from_gguf",
     "has_tokenizer",
+    "new_tokenizer",
     "to_gguf",
     "with_whisper_tokens",
     "word_tokenizer",

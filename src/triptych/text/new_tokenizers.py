@@ -6,21 +6,45 @@ vocabulary is a function of the texts alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from triptych.arguments import checked
-from triptych.errors import TextError
+from triptych.errors import InputError, TextError, shown
 from .corpus_cuts import words_together
 from .detokenize import BYTE_OF
 from .gguf_tokenizer import byte_level
-from .specials import DECODER, ENCODER, SpecialsLayout
+from .specials import DECODER, ENCODER, SEQ2SEQ, SpecialsLayout
 from .tokenizer import Tokenizer, check_unicode
 
 MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken before the first token is made
+
+
+Layout = Literal["decoder", "encoder", "encoder-decoder"]
+LAYOUTS: dict[Layout, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
+
+
+@checked
+def new_tokenizer(wanted: str, texts: Sequence[str], layout: Layout | SpecialsLayout) -> Tokenizer | None:
+    """`byte`, `characters`, `bpe:4096` or `words:4096`, the vocabulary made from `texts`; None for any other name.
+
+    `layout` is that of the model, or the special tokens themselves.  Raises InputError for another one.
+    """
+    if not isinstance(layout, SpecialsLayout) and layout not in LAYOUTS:
+        raise InputError(f"layout={shown(layout)} must be one of {', '.join(LAYOUTS)}")
+    specials = layout if isinstance(layout, SpecialsLayout) else LAYOUTS[layout]
+    name, _, size = wanted.partition(":")
+    if wanted == "byte":
+        return byte_tokenizer(specials)
+    if wanted == "characters":
+        return character_tokenizer("".join(texts), specials)
+    if name in ("bpe", "words") and size.isdecimal():
+        return (bpe_tokenizer if name == "bpe" else word_tokenizer)(texts, int(size), specials)
+    return None
 
 
 @checked

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
@@ -204,19 +205,32 @@ class Tokenizer:
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
         """The ids `[N]` of a long `text`, without special tokens: those of `encode(text, special=False)`.
 
-        The text is encoded in parts (`triptych.text.corpus_cuts`), because the library needs about 200 bytes for each
-        token that it makes in one call.
+        Raises TextError where more than four million characters in a row have no place to cut.
+        """
+        return self.encode_documents([text])[0]
+
+    def encode_documents(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The ids `[N]` of each of the `texts`, however long, without special tokens.
+
+        A long text is encoded in parts (`triptych.text.corpus_cuts`), because the library needs about 200 bytes for
+        each token that it makes in one call.
 
         Raises TextError where more than four million characters in a row have no place to cut.
         """
+        parts, counts = list[str](), list[int]()
+        for text in texts:
+            own = [text] if len(text) <= corpus_cuts.PART else list(self._parts(text))
+            parts += own
+            counts.append(len(own))
+        groups = _grouped(parts)
+        rows = iter([np.asarray(row, np.int32) for group in groups for row in self._rows(group, special=False)])
+        return [next(rows) if count == 1 else np.concatenate(list(islice(rows, count))) for count in counts]
+
+    def _parts(self, text: str) -> Iterator[str]:
         added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
         tokens = self.backend.get_vocab(with_added_tokens=False)
         single = all(len(token) == 1 or token in added for token in tokens)
-        parts = corpus_cuts.parts(text, lambda texts: self._rows(texts, special=False), single_characters=single)
-        arrays = [np.zeros(0, np.int32)]
-        for group in _grouped(parts):
-            arrays += [np.asarray(row, np.int32) for row in self._rows(group, special=False)]
-        return np.concatenate(arrays)
+        return corpus_cuts.parts(text, lambda texts: self._rows(texts, special=False), single_characters=single)
 
     def _rows(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         with library(lambda problem: TextError(f"this tokenizer cannot encode the text: {problem}")):
@@ -309,10 +323,11 @@ def check_unicode(text: str) -> None:
 
 def _grouped(parts: Iterable[str]) -> Iterator[list[str]]:
     """Neighbouring parts in lists of about a million characters."""
-    group: list[str] = []
+    group, size = list[str](), 0
     for part in parts:
         group.append(part)
-        if sum(map(len, group)) >= _CHARACTERS_AT_ONCE:
+        size += len(part)
+        if size >= _CHARACTERS_AT_ONCE:
             yield group
-            group = []
+            group, size = [], 0
     yield group

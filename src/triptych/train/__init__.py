@@ -13,8 +13,9 @@ from typing import Any
 
 from triptych import injected_functions
 from triptych.migration_hints import answer_for
+from triptych.run_lock import Interrupted
 from .checkpoints import Checkpoints
-from .data import CausalText, Data, MaskedText, Pairs
+from .data import CausalText, Data, MaskedText, Pairs, rows_of_rank
 from .evaluate import HeldOut, Score, evaluate
 from .job import Job, check_start, prepare, resume, verify_resume
 from .loop import Event, Progress, Trainer
@@ -34,15 +35,14 @@ from .objectives import (
 from .optimizer import Optimizer, OptimizerSettings, Schedule
 from .precision import DivergedError
 from .recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
-from .run_lock import Interrupted
 from .settings import RunSettings
 
 __all__ = [
     "OBJECTIVES", "CausalText", "Checkpoints", "Data", "DivergedError", "Event", "Example", "HeldOut", "Interrupted",
     "Job", "MaskedText", "Optimizer", "OptimizerSettings", "Pairs", "Progress", "Recipe", "RunSettings", "Schedule",
     "Score", "ShownRow", "ShownToken", "TokenMasking", "Trainer", "TrainingBatch", "causal", "check_recipe",
-    "check_start", "collate", "evaluate", "loss", "prepare", "read_recipe", "resume", "seq2seq", "show_batch",
-    "verify_resume", "write_new_recipe",
+    "check_start", "collate", "evaluate", "loss", "prepare", "read_recipe", "resume", "rows_of_rank", "seq2seq",
+    "show_batch", "verify_resume", "write_new_recipe",
 ]  # fmt: skip
 
 

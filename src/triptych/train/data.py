@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from triptych.arguments import integer
 from triptych.errors import InputError
 from .objectives import Example, Ids, Integers, TokenIds, TokenMasking, causal, seq2seq
 
@@ -56,6 +57,31 @@ class Data(Protocol):
     def targets(self) -> Ids:
         """Every token that can be a target, for checks before the run and for baselines."""
         ...
+
+
+@runtime_checkable
+class RowsByNumber(Protocol):
+    """Data of which a step can draw some rows without the others."""
+
+    def draw_some(self, seed: int, first: int, stop: int) -> list[Example]:
+        """The rows numbered `[first, stop)`, counted from 0 over all steps."""
+        ...
+
+
+def rows_of_rank(data: Data, seed: int, step: int, rows: int, rank: int, ranks: int) -> list[Example]:
+    """The rows of step `step` for process `rank` of `ranks`: those of all ranks, one after the other, are
+    `data.draw(seed, step, rows)` for any number of ranks.  Some may have none.
+
+    Rows from shards are read by their own rank alone; of data in memory each rank draws all and takes its own.
+    """
+    ranks, rank = integer("ranks", ranks, 1), integer("rank", rank, 0)
+    if rank >= ranks:
+        raise InputError(f"rank={rank} must be below ranks={ranks}")
+    if isinstance(data, RowsByNumber):
+        first, stop = (step * rows + i * rows // ranks for i in (rank, rank + 1))
+        return data.draw_some(seed, first, stop)
+    every = data.draw(seed, step, rows)
+    return every[rank * len(every) // ranks : (rank + 1) * len(every) // ranks]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,12 +135,13 @@ class Windows:
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         pieces = self.stream.draw(seed, step, rows, self.length)
-        return list(self._rows(pieces, random_numbers(seed, self.use, step)))
+        return list(self.rows_of(pieces, random_numbers(seed, self.use, step)))
 
     def held_out_rows(self) -> Iterator[Example]:
-        return self._rows(self.stream.windows(self.length), random_numbers(0, RandomUse.HELD_OUT, 0))
+        return self.rows_of(self.stream.windows(self.length), random_numbers(0, RandomUse.HELD_OUT, 0))
 
-    def _rows(self, pieces: Iterable[Piece], random: np.random.Generator) -> Iterator[Example]:
+    def rows_of(self, pieces: Iterable[Piece], random: np.random.Generator) -> Iterator[Example]:
+        """The rows of pieces of documents, for which `random` draws what is hidden."""
         return (self.row(piece, random) for piece in pieces if len(piece[0]) >= self.shortest)
 
     def row(self, piece: Piece, random: np.random.Generator) -> Example:

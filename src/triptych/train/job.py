@@ -17,20 +17,9 @@ from triptych.checkpoints.header import read_header
 from triptych.checkpoints.save import target_of
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
 from triptych.families import read_config
+from triptych.run_lock import Interrupted, RunLock, on_signal
 from triptych.spec import ModelSpec, PatchesSpec
-from triptych.text import (
-    DECODER,
-    ENCODER,
-    SEQ2SEQ,
-    SPEECH,
-    SpecialsLayout,
-    Tokenizer,
-    bpe_tokenizer,
-    byte_tokenizer,
-    character_tokenizer,
-    from_directory,
-    word_tokenizer,
-)
+from triptych.text import SPEECH, Layout, Tokenizer, from_directory, new_tokenizer
 from .audio_records import TranscriptTask
 from .base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
 from .chat_task import ChatTask
@@ -44,14 +33,13 @@ from .loop import Event, Progress, Trainer
 from .new_head import ENCODER_DECODERS, LAYOUTS, check_layout
 from .optimizer import Optimizer
 from .recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
-from .run_lock import Interrupted, RunLock, on_signal
 from .settings import Config
+from .shard_rows import ShardDocuments
 from .sources import FOLDED, SHAKESPEARE
 from .task import HeadTask, ObjectiveTask
-from .text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, ReplacedTask
+from .text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, PlainTextTask, ReplacedTask
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
-_SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
 
 _TASKS: dict[Objective, type[ObjectiveTask]] = {
     "causal": CausalTask, "masked": MaskedTask, "seq2seq": PairsTask, "labels": LabelTask, "tags": TagTask,
@@ -214,8 +202,9 @@ def prepare(recipe: Recipe) -> Job:
         base = _base(recipe, recipe.base, task)
     else:
         tokenizer, hf = None, recipe.model
-        if recipe.tokenizer is not None:
-            tokenizer = task.completed(_tokenizer(recipe, recipe.tokenizer, task.texts))
+        if recipe.tokenizer is not None or task.shards is not None:
+            own = None if task.shards is None else task.shards.tokenizer()
+            tokenizer = task.completed(own or _tokenizer(recipe, recipe.tokenizer or "", task.texts))
             hf = _completed(recipe, tokenizer)
         module, hf = task.new(hf)
         base = StartingModel(module, tokenizer, hf, task.files)
@@ -304,6 +293,9 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
     Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
     """
     settings, data, name = recipe.objective, recipe.data, recipe.objective.name
+    if data.shards and not issubclass(_TASKS[name], PlainTextTask):
+        known = [one for one, task in _TASKS.items() if issubclass(task, PlainTextTask)]
+        raise ConfigError(f"data.shards are plain text, for {', '.join(known)}; objective {name} reads no such data")
     for key, names in _READ_BY.items():
         if name not in names and getattr(settings, key) != ObjectiveSettings.model_fields[key].default:
             raise ConfigError(f"objective.{key} is for {', '.join(names)}; objective {name} does not read it")
@@ -334,24 +326,22 @@ def _job(recipe: Recipe, task: ObjectiveTask, base: StartingModel, at: Progress 
 
 def _tokenizer(recipe: Recipe, wanted: str, texts: Sequence[str]) -> Tokenizer:
     """The tokenizer `wanted`, which is trained on `texts` where it has a vocabulary of its own."""
-    name, _, size = wanted.partition(":")
-    layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_layout(recipe)]
-    if name == "byte":
-        return byte_tokenizer(layout)
-    if name == "characters":
-        return character_tokenizer("".join(texts), layout)
-    if name in ("bpe", "words") and size.isdecimal():
-        return (bpe_tokenizer if name == "bpe" else word_tokenizer)(texts, int(size), layout)
+    layout = SPEECH if recipe.objective.name == "transcripts" else _layout(recipe)
+    made = new_tokenizer(wanted, texts, layout)
+    if made is not None:
+        return made
     if Path(wanted).is_dir():
         return from_directory(wanted)
     known = ("byte", "characters", "bpe:4096", "words:4096")
     raise ConfigError(
-        f"tokenizer = {wanted!r} is not a directory and not one of {', '.join(known)}{nearest(name, known)}"
+        f"tokenizer = {wanted!r} is not a directory and not one of {', '.join(known)}{nearest(wanted, known)}"
     )
 
 
 def _smallest(recipe: Recipe) -> ModelSpec:
     """The spec of a new model with the fewest tokens that its tokenizer may have."""
+    if recipe.data.shards and recipe.base is None:
+        return read_config(_completed(recipe, ShardDocuments(recipe.data).tokenizer()), where="model")
     if recipe.tokenizer is None:
         return read_config(recipe.model, where="model")
     kind = recipe.tokenizer.partition(":")[0]  # a BPE has all bytes, and words and characters may be few
@@ -359,7 +349,7 @@ def _smallest(recipe: Recipe) -> ModelSpec:
     return read_config(_completed(recipe, _tokenizer(recipe, fewest, ["a"])), where="model")
 
 
-def _layout(recipe: Recipe) -> str:
+def _layout(recipe: Recipe) -> Layout:
     """The layout of a new model: that of its objective, but of labels also that of an encoder-decoder."""
     both = recipe.objective.name == "labels" and recipe.model.get("model_type") in ENCODER_DECODERS
     return "encoder-decoder" if both else LAYOUTS[recipe.objective.name]

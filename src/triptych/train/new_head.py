@@ -13,6 +13,7 @@ from triptych.errors import ConfigError
 from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
+from triptych.text import Layout
 from .recipe import Objective
 from .settings import Config
 
@@ -34,7 +35,7 @@ HEADS: dict[HeadKind, tuple[type, str]] = {  # what a head is in a spec, and how
     "contrastive": (PoolingSpec, "Model"),
     "replaced": (ReplacedHeadSpec, "ForPreTraining"),
 }
-LAYOUTS: dict[Objective, str] = {
+LAYOUTS: dict[Objective, Layout] = {
     "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
     "captions": "encoder-decoder", "transcripts": "encoder-decoder", "masked": "encoder", "labels": "encoder",
     "tags": "encoder", "spans": "encoder", "contrastive": "encoder", "replaced": "encoder",

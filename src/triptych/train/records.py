@@ -6,26 +6,21 @@ file has a field.  Every problem is one line with the file and the line (of Parq
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from triptych.arguments import checked
-from triptych.errors import ConfigError, InputError, TextError, counted, first_line, nearest, shown
+from triptych.errors import ConfigError, TextError, nearest, shown
 from triptych.text import corpus
+from triptych.text.record_files import Located, json_rows, parquet_rows, separated_rows
 from .data import RandomUse, random_numbers
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")  # endings of images in a folder
-_SEPARATORS = {",": "a comma", "\t": "a tab", ";": "a semicolon"}
-Located = Iterator[tuple[str, dict[str, Any]]]  # rows and where each stands
 T = TypeVar("T")
 _INTEGER = re.compile(r"-?\d{1,18}")
 
@@ -110,7 +105,7 @@ def read_records(
                     f"{where}: there is no field {name!r}{nearest(name, map(str, row))}; it has {there}; "
                     f'data.columns = {{{field} = "..."}} in the recipe names the one to read'
                 )
-        records.append(DataRecord({field: row[name] for field, name in names.items() if name in row}, where))
+        records.append(DataRecord({field: row[name] for field, name in names.items() if name in row}, str(where)))
     if not records:
         raise TextError(f"{path} holds no record")
     return records
@@ -129,82 +124,11 @@ def split(items: Sequence[T], share: float, where: str) -> tuple[list[T], list[T
 
 
 def _json_lines(path: Path) -> Located:
-    """The object of each line of the file `path`, and where it stands; empty lines are skipped.
-
-    Raises TextError for a line that is no JSON object, has a field twice, or spells half of a character.
-    """
-    for number, line in enumerate(_text(path).split("\n"), 1):  # splitlines() would also cut at U+2028 inside a text
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line, object_pairs_hook=partial(_unrepeated, where=where))
-        except (ValueError, RecursionError) as error:
-            raise TextError(f"{where} is not JSON ({first_line(error)}); write one object a line") from None
-        if not isinstance(row, dict):
-            kind = "a list" if isinstance(row, list) else shown(row)
-            raise TextError(f'{where} is {kind}, not an object like {{"text": "..."}}; write one object a line')
-        if "\\u" in line and re.search("[\\ud800-\\udfff]", json.dumps(row, ensure_ascii=False)):
-            raise TextError(f"{where} spells half of a surrogate pair (\\ud800 to \\udfff), no character; remove it")
-        yield where, row
-
-
-def _unrepeated(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
-    _check_repeated([name for name, _ in pairs], f"{where} has the field")
-    return dict(pairs)
-
-
-def _check_repeated(names: Sequence[str], problem: str) -> None:
-    """Raises TextError naming the first, in alphabetical order, of the names that occur more than once."""
-    if len(set(names)) < len(names):
-        raise TextError(f"{problem} {shown(min((Counter(names) - Counter(set(names))).keys()))} twice")
+    return json_rows(_text(path).split("\n"), path)  # splitlines() would also cut at U+2028 inside a text
 
 
 def _separated(path: Path, separator: str) -> Located:
-    """CSV as RFC 4180 has it: quoted fields may hold the separator and line breaks; the first row names the columns."""
-    lines = csv.reader(io.StringIO(_text(path), newline=""), delimiter=separator, strict=True)
-    header: list[str] | None = None
-    while True:
-        where = f"{path}, line {lines.line_num + 1}"
-        try:
-            row = next(lines)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            problem = f"is not CSV: {first_line(error)}"
-            if "field limit" in str(error):  # of Python's module, one for the whole process
-                limit = csv.field_size_limit()
-                problem = f"has a field of more than {limit:,} characters; write the records as .jsonl"
-            raise TextError(f"{where} {problem}") from None
-        if not row:
-            continue
-        if header is None:
-            header = [name.strip() for name in row]
-            _check_repeated(header, f"{where} names the column")
-            if len(header) == 1 and any(other in header[0] for other in _SEPARATORS.keys() - {separator}):
-                raise TextError(
-                    f"{where} is one column, {shown(header[0])}; in a {path.suffix} file there is "
-                    f"{_SEPARATORS[separator]} between columns"
-                )
-        elif len(row) != len(header):
-            raise TextError(f"{where} has {counted(len(row), 'field')}, and the first row names {len(header)} columns")
-        else:
-            yield where, dict(zip(header, row, strict=True))
-
-
-def _parquet(path: Path) -> Located:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise InputError(f"{path}: reading Parquet needs pyarrow; run: pip install pyarrow") from None
-    if not path.is_file():
-        raise TextError(f"no file {path}")
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
-        raise TextError(f"{path} is not Parquet: {first_line(error)}") from None
-    _check_repeated(table.column_names, f"{path} names the column")
-    yield from ((f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), 1))
+    return separated_rows(io.StringIO(_text(path), newline=""), path, separator)
 
 
 def columns_of(path: Path | str) -> list[str]:
@@ -244,5 +168,5 @@ _READERS: dict[str, Callable[[Path], Located]] = {
     ".jsonl": _json_lines,
     ".csv": lambda path: _separated(path, ","),
     ".tsv": lambda path: _separated(path, "\t"),
-    ".parquet": _parquet,
+    ".parquet": parquet_rows,
 }

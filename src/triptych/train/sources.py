@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from triptych.errors import ConfigError, TextError, counted
+from triptych.shards.shard_set import holds_shards
 from triptych.text import corpus, shakespeare
 from .data import RandomUse, random_numbers
 from .recipe import DataSettings, Recipe
@@ -33,6 +34,8 @@ def texts(data: DataSettings) -> Texts:
     that one is more than twice the share, the end of the longest, from the beginning of a line.
     """
     notes: list[str] = []
+    if holds_shards(data.path):
+        raise ConfigError(f"{data.path} holds shards; write data.shards = {data.path!r} in place of data.path")
     if data.path == SHAKESPEARE:
         train, held_out = ([text] for text in shakespeare.split())
     else:

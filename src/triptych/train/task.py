@@ -27,6 +27,7 @@ from .objectives import Example, TrainingBatch, exact
 from .recipe import DataSettings, Recipe
 from .records import DataRecord, read_records, split
 from .settings import Config
+from .shard_rows import ShardDocuments
 
 SHAKESPEARE: dict[str, shakespeare_labels.LabelKind] = {
     "shakespeare:genres": "genres",
@@ -42,7 +43,7 @@ class ObjectiveTask:
     """An objective with its data.  `texts` are those that a new tokenizer is trained on, `notes` what a user should
     know of how they were read, `head` the class of the head that the model needs.  `words` and `files` are those of the
     model once it is made: its tokenizer, and what stands beside its weights and says how other inputs than text are
-    prepared."""
+    prepared; `shards` are the documents on the disk, where they are in no memory."""
 
     head: type = LMHeadSpec
 
@@ -53,6 +54,7 @@ class ObjectiveTask:
         self.notes: list[str] = []
         self.files: Mapping[str, bytes] = {}
         self.words: Tokenizer | None = None
+        self.shards: ShardDocuments | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -21,12 +21,14 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
+from triptych.shards.order import Frame
 from triptych.spec import MaskedLMHeadSpec
 from triptych.text import Encoded, Tokenizer
 from . import metrics, sources
 from .checkpoints import read_model
 from .data import (
     CausalText,
+    Data,
     DocumentStream,
     MaskedText,
     Pairs,
@@ -41,21 +43,36 @@ from .label_tasks import judged_classes
 from .labelled import LabelledExample, ReplacedLoss, labelled
 from .objectives import Example, Ids, Integers, TokenMasking, TrainingBatch, seq2seq
 from .recipe import Recipe
+from .shard_rows import ShardDocuments
 from .sources import Pair
 from .task import HeadTask, ObjectiveTask, Prepared, written
 
+PLAIN = Frame()
+
 
 class PlainTextTask(ObjectiveTask):
-    """Plain text, as documents to train on and held-out ones."""
+    """Plain text in memory or in shards, as documents to train on and held-out ones."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sources.refuse_records(recipe)
-        self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
+        if recipe.data.shards:
+            self.shards = ShardDocuments(recipe.data)
+            self.notes = self.shards.notes
+        else:
+            self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
 
-    def encoded(self) -> list[list[Ids]]:
-        """The token ids of the documents to train on, and of those held out, without special tokens."""
+    def encoded(self, frame: Frame = PLAIN) -> list[list[Ids]]:
+        """The token ids of the documents to train on, and of those held out, without special tokens; of shards, of a
+        sample of those to train on, in the `frame` of their rows."""
+        if self.shards is not None:
+            self.shards.check_tokenizer(self.tokenizer)
+            return self.shards.in_memory(frame)
         return [[self.tokenizer.encode_corpus(text) for text in side] for side in (self.texts, self.held_texts)]
+
+    def rows(self, windows: Windows, frame: Frame = PLAIN) -> Data:
+        """The rows to train on, made by `windows` of the documents of `encoded`."""
+        return windows if self.shards is None else self.shards.rows(windows, frame)
 
 
 class CausalTask(PlainTextTask):
@@ -66,11 +83,14 @@ class CausalTask(PlainTextTask):
         before, after = _ids(words.eos_id if words.bos_id is None else words.bos_id), _ids(words.eos_id)
         if self.recipe.base is not None and words.leading_bos is None:  # as the texts that this model was trained on
             before = []
+        frame = Frame(tuple(before), tuple(after), shifted=True)
         train, held_out = (
-            CausalText.of([[*before, *ids.tolist(), *after] for ids in side], self.length) for side in self.encoded()
+            CausalText.of([[*before, *ids.tolist(), *after] for ids in side], self.length)
+            for side in self.encoded(frame)
         )
-        check(train, words.eos_id, ends=len(self.texts) > 1)
-        return train, HeldOut.of(held_out, train, tokens, text="".join(self.held_texts), device=self.device)
+        check(train, words.eos_id, ends=self.shards is not None or len(self.texts) > 1)
+        text = "".join(self.held_texts) if self.shards is None else None
+        return self.rows(train, frame), HeldOut.of(held_out, train, tokens, text=text, device=self.device)
 
 
 class MaskedTask(PlainTextTask):
@@ -89,7 +109,7 @@ class MaskedTask(PlainTextTask):
         before, after = _ids(words.cls_id), _ids(words.sep_id)
         train, held_out = (MaskedText.of(side, self.length, masking, before, after) for side in sides)
         check(train, words.eos_id, ends=False)
-        return train, HeldOut.of(held_out, train, tokens, device=self.device)
+        return self.rows(train), HeldOut.of(held_out, train, tokens, device=self.device)
 
 
 class PairsTask(ObjectiveTask):
@@ -267,7 +287,7 @@ class CorruptionTask(PlainTextTask):
             CorruptedText(_stream(side), length, settings.rate, settings.span, ids, start, tokenizer.eos_id)
             for side in self.encoded()
         )
-        return train, HeldOut.of(held_out, train, tokens, device=self.device)
+        return self.rows(train), HeldOut.of(held_out, train, tokens, device=self.device)
 
 
 #: Samples tokens for the positions (the second argument) of a row of ids (the first), which hold the mask token there.
@@ -334,7 +354,8 @@ class ReplacedTask(HeadTask, PlainTextTask):
         replacer = self._replacer(streams[0].arrays[0], special)
         train, held_out = (ReplacedText(one, self.length - 2, masking, before, after, replacer) for one in streams)
         guesses = {"majority": np.zeros((1, self.length), dtype=np.int64)}  # that none was replaced
-        return train, self.judged(held_out.held_out_rows(), partial(judged_classes, guesses, "F1 of replaced"), tokens)
+        judge = partial(judged_classes, guesses, "F1 of replaced")
+        return self.rows(train), self.judged(held_out.held_out_rows(), judge, tokens)
 
     def _replacer(self, tokens: Ids, special: frozenset[int]) -> Replacer:
         path = self.objective.generator
