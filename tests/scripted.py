@@ -111,6 +111,13 @@ PLAIN = """{% for m in messages %}{{ m.role }}:
 {% endfor %}{% if add_generation_prompt %}assistant:
 {% endif %}"""
 
+#: Templates that can be told how much to think: whether, and in levels.
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    "{% if enable_thinking is defined and not enable_thinking %}<quick>{% endif %}"
+)
+LEVELS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}({{ reasoning_effort or 'medium' }})"
+
 TEMPLATES = {
     "hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL, "deepseek": DEEPSEEK, "qwen-coder": QWEN_CODER, "glm": GLM,
     "plain": PLAIN,

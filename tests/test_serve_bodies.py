@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 
 from scripted import WEATHER, model, serving
+from served import server_of
+from serving import running
 from test_serve_replays import send
 from test_serve_worker import letters
 
@@ -18,6 +20,7 @@ USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+FORMAT = {"type": "json_schema", "schema": {"type": "boolean"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
@@ -83,6 +86,13 @@ BAD: list[tuple[tuple[str, Any], str]] = [
         chat({"role": "assistant", "content": "x", "tool_calls": [CALL, CALL | {"id": "b"}]}, model="llama3"),
         "one call at a time",
     ),
+    (chat(USER, reasoning_effort=3), "reasoning_effort must be of type string"),
+    (
+        chat(USER, chat_template_kwargs={"enable_thinkin": True}),
+        "chat_template_kwargs.enable_thinkin: the chat template",
+    ),
+    (chat(USER, chat_template_kwargs={"messages": "x"}), "chat_template_kwargs.messages: the chat template"),
+    (items(USER, reasoning={"effort": 3}), "reasoning.effort must be of type string"),
     (items(USER, previous_response_id="resp_1"), "send the whole conversation as input"),
     (items(USER, conversation="conv_1"), "no conversations are kept"),
     (items(USER, background=True), "background must be one of false"),
@@ -108,6 +118,27 @@ BAD: list[tuple[tuple[str, Any], str]] = [
     (talk(USER, stop_sequences=[""]), "stop_sequences has an empty string"),
     (talk(USER, temperature=2), "temperature must be at most 1"),
     (talk(USER, mcp_servers=[]), "mcp_servers is not supported"),
+    (talk({"role": "user", "content": [{"type": "document", "source": {}}]}), "messages[0].content[0] is no text"),
+    (talk(USER, output_config={"format": {"type": "json_schema"}}), "output_config.format.schema is missing"),
+    (talk(USER, output_format=FORMAT, output_config={"format": FORMAT}), "do not go together"),
+    (
+        ("/v1/messages/count_tokens", {"model": "hermes", "messages": [USER], "output_format": {"type": "xml"}}),
+        "output_format.type must be text, json_object or json_schema",
+    ),
+    (chat(USER, response_format=FORMAT | {"strict": "yes"}), "response_format.strict must be of type boolean"),
+    (
+        chat({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}),
+        "messages[0].content[0] is no text",
+    ),
+    (chat({"role": "user", "content": [{"type": "file", "file": {}}]}), "messages[0].content[0] is no text"),
+    (chat(USER, web_search_options={}), "web_search_options is not supported"),
+    (chat(USER, tools=[TOOL], tool_choice={"type": "allowed_tools"}), 'tool_choice.type must be one of "function"'),
+    (items(USER, {"type": "custom_tool_call", "call_id": "c", "name": "x", "input": ""}), "input[1] must be an item"),
+    (items(USER, prompt={"id": "pmpt_1"}), "send the text as instructions"),
+    (("/v1/completions", {"model": "hermes", "prompt": "x", "grammar": 'root ::= "a"'}), "GBNF or EBNF"),
+    (("/v1/completions", {"model": "hermes", "prompt": "x", "n_predict": 8}), "n_predict is not supported"),
+    (("/v1/completions", {"model": "hermes", "prompt": "x", "typical_p": 1}), "typical_p is not supported"),
+    (("/tokenize", {"model": "hermes", "prompt": "x", "add_generation_prompt": True}), "does not go with prompt"),
 ]
 
 
@@ -119,10 +150,20 @@ def test_a_body_that_cannot_be_answered_is_named(port: int, request_: tuple[str,
     assert status == 400
     assert said in error["message"]
     assert "\n" not in error["message"]
-    if path == MESSAGES:
+    if path.startswith(MESSAGES):
         assert (answer["type"], error["type"]) == ("error", "invalid_request_error")
     else:
         assert {"message", "type", "param", "code"} == set(error)
+
+
+def test_a_model_that_does_not_chat_names_a_route_that_serves_it() -> None:
+    with running(server_of(["encoder", "hears"])) as port:
+        for name, route in (("encoder", "/v1/fill"), ("hears", "/v1/audio/transcriptions")):
+            for path, body in (chat(USER), items(USER), talk(USER), ("/api/chat", {"messages": [USER]})):
+                status, _, (answer,) = send(port, path, {}, body | {"model": name})
+                message = answer["error"] if path == "/api/chat" else answer["error"]["message"]
+                assert (status, route in message) == (400, True), message
+                assert "/v1/completions" not in message
 
 
 def test_a_call_in_the_history_needs_a_form_too(port: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from scripted import ANSWERS, ARGUMENTS, PLAIN, SPECIAL, TEMPLATES, WEATHER
 from triptych.serve.call_form import CallForm, NoCallForm, call_form
-from triptych.serve.call_parser import CallParser, Found, check_form
+from triptych.serve.call_parser import AnswerPiece, CallParser, check_form
 from triptych.serve.replies import CallPart, Reply, TextPart
 from triptych.text import ChatTemplate
 
@@ -31,7 +31,7 @@ def form(name: str) -> CallForm:
 def parsed(form: CallForm, text: str, step: int) -> list[list[str]]:
     """What a parser finds in a text that comes `step` characters at a time; neighbors of one kind joined."""
     parser = CallParser(form, {"get_weather": WEATHER})
-    found: list[Found] = []
+    found: list[AnswerPiece] = []
     for at in range(0, len(text), step):
         found += parser.put(text[at : at + step])
     joined: list[list[str]] = []

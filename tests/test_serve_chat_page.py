@@ -170,7 +170,7 @@ def test_another_token_is_chosen_with_the_keyboard_and_the_answer_goes_on_from_i
         press(tab, "ArrowRight")
     assert tab.evaluate(f"document.activeElement === {VIEW}.turns[1].answer.node.children[3]")
     press(tab, "Enter")
-    assert tab.evaluate(f"{VIEW}.panel.kept.place") == 3
+    assert tab.evaluate(f"{VIEW}.panel.pressed.place") == 3
     shares = json.loads(tab.evaluate(f"JSON.stringify({VIEW}.panel.entries)"))
     assert sum(math.exp(one["logprob"]) for one in shares) <= 1 + 1e-6
     other = next(i for i, one in enumerate(shares) if one["token"] not in ("", first[3]))
@@ -190,7 +190,7 @@ def test_attention_of_a_token_is_the_librarys_own(tab: Tab, browser: Browser) ->
     model, first = chatting(), say(tab, "hello")
     tab.evaluate(f"{VIEW}.panel.keep({VIEW}.turns[1].answer.pieces[4])")
     tab.evaluate(f"{VIEW}.panel.attention.open.click()")
-    tab.wait(f"!{VIEW}.panel.attention.shown.hidden")
+    tab.wait(f"!{VIEW}.panel.attention.content.hidden")
     prompt = RenderedPrompt(model.render([{"role": "user", "content": "hello"}]).text + first[:4])
     trace = model.trace([prompt], read=["blocks.*.attn.pattern"])
     layers = json.loads(tab.evaluate(f"JSON.stringify({VIEW}.panel.attention.layers)"))
@@ -200,8 +200,8 @@ def test_attention_of_a_token_is_the_librarys_own(tab: Tab, browser: Browser) ->
         assert layer == pytest.approx(pattern[:, -1].mean(0).tolist(), abs=1e-5)
     assert tab.evaluate(f"{VIEW}.panel.attention.tokens.textContent") == prompt.text
     tab.evaluate(f"({VIEW}.panel.attention.layer.value = 1, {VIEW}.panel.attention.show())")
-    assert "Most of it" in tab.evaluate(f"{VIEW}.panel.attention.told.textContent")
-    assert tab.evaluate(f"({VIEW}.panel.keep({VIEW}.turns[1].answer.pieces[2]), {VIEW}.panel.attention.shown.hidden)")
+    assert "Most of it" in tab.evaluate(f"{VIEW}.panel.attention.mostRead.textContent")
+    assert tab.evaluate(f"({VIEW}.panel.keep({VIEW}.turns[1].answer.pieces[2]), {VIEW}.panel.attention.content.hidden)")
     assert tab.console() == []
     with served() as plain:  # a server without --inspect has no such control
         assert opened(browser, plain).evaluate(f"{VIEW}.panel.attention === null")

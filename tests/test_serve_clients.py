@@ -26,18 +26,6 @@ def port() -> Iterator[int]:
         yield port
 
 
-@pytest.fixture
-def by_openai(port: int) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def by_anthropic(port: int) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="k", max_retries=0) as client:
-        yield client
-
-
 def text_before_call(name: str) -> str:
     return "Let me look." if ANSWERS[name].startswith("Let") else ""
 

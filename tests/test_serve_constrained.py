@@ -12,16 +12,14 @@ from pydantic import BaseModel
 
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("llguidance")
-openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
 
-from scripted import TEMPLATES, WEATHER, model, scripted, serving  # noqa: E402
-from test_serve_calls import FORMS  # noqa: E402
-from test_serve_clients import ASK, CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS  # noqa: E402
-from test_serve_replays import send  # noqa: E402
-from triptych.serve.call_constraint import call_constraint  # noqa: E402
-from triptych.serve.generation import ADVICE  # noqa: E402
-from triptych.serve.tools import Tool, ToolUse, form_of  # noqa: E402
+from scripted import TEMPLATES, WEATHER, model, scripted, serving
+from test_serve_calls import FORMS
+from test_serve_clients import ASK, CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS
+from test_serve_replays import send
+from triptych.serve.call_constraint import call_constraint
+from triptych.serve.generation import ADVICE
+from triptych.serve.tools import Tool, ToolUse, form_of
 
 MODE = {
     "type": "object", "required": ["mode", "level"], "additionalProperties": False,
@@ -35,18 +33,6 @@ BOTH = [{"type": "function", "function": {"name": name, "parameters": schema}} f
 def port() -> Iterator[int]:
     with serving({name: model(name) for name in TEMPLATES}) as port:
         yield port
-
-
-@pytest.fixture
-def by_openai(port: int) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def by_anthropic(port: int) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="k", max_retries=0) as client:
-        yield client
 
 
 @pytest.mark.parametrize("name", FORMS)

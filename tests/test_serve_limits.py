@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -182,3 +183,39 @@ def test_without_a_key_only_names_of_this_machine_are_answered(small: tuple[int,
     ):
         status, error = ask(port, "/health", headers={"host": host})
         assert (status, "Host" in error["error"]["message"]) == (403, True), host
+
+
+def test_a_deadline_counts_from_the_request_and_rows_of_one_request_are_bounded() -> None:
+    server = serve(ServerLimits())
+    worker = server.workers["letters"]
+    step = worker.scheduler.step  # type: ignore[union-attr]
+    entered, leave = threading.Event(), threading.Event()
+    with running(server) as port:
+        many = LONG | {"prompt": ["abc"] * 200, "n": 16}
+        for body in (many, many | {"n": 1, "best_of": 16}):
+            status, error = ask(port, "/v1/completions", body)
+            assert (status, "3,200 rows, and 2,048 are the limit" in error["error"]["message"]) == (400, True)
+
+        def held_step() -> object:
+            entered.set()
+            leave.wait(60)
+            return step()
+
+        worker.scheduler.step = held_step  # type: ignore[union-attr,assignment]
+        answers: list[Any] = []
+        bodies = (LONG, LONG | {"timeout": 0.2}, LONG | {"timeout": 3000.0})
+        threads = [
+            threading.Thread(target=lambda body=body: answers.append((body, ask(port, "/v1/completions", body)[1])))
+            for body in bodies
+        ]
+        threads[0].start()
+        assert entered.wait(60)
+        for thread in threads[1:]:  # they wait in the queue until the step of the first one ends
+            thread.start()
+        until(lambda: worker.commands.qsize() == 2)
+        time.sleep(0.3)
+        leave.set()
+        for thread in threads:
+            thread.join(60)
+    written = {body.get("timeout"): answer["usage"]["completion_tokens"] for body, answer in answers}
+    assert written == {None: 200, 0.2: 0, 3000.0: 200}, "the wait is a part of the time; the control has more of it"

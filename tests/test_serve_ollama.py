@@ -183,3 +183,68 @@ def test_ollama_calls_a_tool_and_reads_what_it_returned() -> None:
         talk += [whole.message, {"role": "tool", "tool_name": "get_weather", "content": "rain"}]
         again = client.chat(name, talk, tools=tools, options={"temperature": 0, "num_predict": 3})
         assert again.prompt_eval_count > whole.prompt_eval_count
+
+
+def test_thinking_is_what_the_template_makes_of_it() -> None:
+    """The prompt has as many tokens more as the template writes; where it has no thinking, it cannot be asked for."""
+    from scripted import LEVELS, PLAIN, THINKING, scripted
+    from scripted import serving as serving_models
+
+    models = {
+        name: scripted("ok", source) for name, source in (("switch", THINKING), ("levels", LEVELS), ("plain", PLAIN))
+    }
+    with serving_models(models) as port, ollama.Client(f"http://127.0.0.1:{port}") as client:
+
+        def tokens(name: str, think: Any) -> int:
+            how = {"think": think, "options": {"num_predict": 1}}
+            counts = {
+                client.chat(name, TALK, **how).prompt_eval_count,
+                client.generate(name, TALK[0]["content"], **how).prompt_eval_count,
+            }
+            assert len(counts) == 1
+            return int(counts.pop())
+
+        usual = tokens("switch", None)
+        assert [tokens("switch", think) - usual for think in (True, False)] == [0, len("<quick>")]
+        usual = tokens("levels", None)
+        assert [tokens("levels", think) - usual for think in ("low", "medium", "high", True, False)] == [
+            -3,
+            0,
+            -2,
+            0,
+            0,
+        ]
+        assert tokens("plain", False) == tokens("plain", None)
+        for name, think, problem in (
+            ("switch", "low", "no levels of thinking"),
+            ("plain", True, "turns thinking on"),
+            ("plain", "high", "turns thinking on"),
+            ("levels", "extreme", "think must be one of"),
+        ):
+            with pytest.raises(ollama.ResponseError, match=problem) as error:
+                client._request_raw("POST", "/api/chat", json={"model": name, "messages": TALK, "think": think})
+            assert error.value.status_code == 400
+        thinking = {name: "thinking" in client.show(name).capabilities for name in models}
+        assert thinking == {"switch": True, "levels": True, "plain": False}
+
+
+def test_ollama_lists_what_is_loaded_and_gives_one_vector_to_older_clients(of_ollama: Any) -> None:
+    loaded = of_ollama.ps().models
+    assert [one.model for one in loaded] == [one.model for one in of_ollama.list().models]
+    assert {one.expires_at.year for one in loaded} == {9999}
+    assert loaded[0].context_length == model("decoder").spec.context
+    vector = of_ollama.embeddings("sentences", "the old mill").embedding
+    assert list(vector) == pytest.approx(model("sentences").encode(["the old mill"])[0].tolist(), abs=1e-5)
+    assert list(of_ollama.embeddings("sentences", "").embedding) == []
+    with pytest.raises(ollama.ResponseError, match="the model reads 16"):
+        of_ollama.embeddings("sentences", "the old mill " * 9)
+
+
+def test_more_tokens_than_there_is_room_for_are_as_many_as_there_are(of_ollama: Any) -> None:
+    """Ollama's clients send limits that are larger than small models."""
+    for answer in (
+        of_ollama.chat("decoder", TALK, options=GREEDY | {"num_predict": 4096}),
+        of_ollama.generate("decoder", "the river", options=GREEDY | {"num_predict": 4096}),
+    ):
+        assert answer.prompt_eval_count + answer.eval_count <= model("decoder").spec.context
+        assert answer.done_reason in ("stop", "length")

@@ -111,6 +111,9 @@ def test_smollm2_renders_and_frames_as_transformers_does(smollm2_gguf: Path) -> 
 def test_a_variable_nobody_reads_is_an_error() -> None:
     with pytest.raises(InputError, match=r"no variable 'enable_thinkin' \(did you mean 'enable_thinking'\?\)"):
         ChatTemplate(CHATML).render(TALK, enable_thinkin=False)
+    assert {"messages", "enable_thinking"} <= ChatTemplate(CHATML).variables()
+    with pytest.raises(TextError):
+        ChatTemplate("{% for %}").variables()
     with pytest.raises(InputError, match="no variable 'tools'"):
         ChatTemplate(LLAMA3).render(TALK, tools=TOOLS)
     with pytest.raises(InputError, match="plain JSON"):

@@ -90,24 +90,24 @@ class Answer {
 class TokenPanel {
   // `attention` is a `ChatAttention`, or null where the server shows none.
   constructor(take, attention) {
-    Object.assign(this, { take, attention, kept: null, piece: null, entries: [] });
+    Object.assign(this, { take, attention, pressed: null, piece: null, entries: [] });
     this.bars = new Bars(9, (index) => this.take(this.piece, this.entries[index]));
-    this.told = el("p", { class: "numbers" });
-    this.node = el("section", { class: "token-panel", "aria-label": "Token", hidden: "" }, this.told,
+    this.chance = el("p", { class: "numbers" });
+    this.node = el("section", { class: "token-panel", "aria-label": "Token", hidden: "" }, this.chance,
       button("Close", "Close this list", () => this.close()), this.bars.node,
       quiet("The model's own probabilities, before temperature and top-p. Press a token of the answer to keep it ",
         "here, then another one to continue from that."), attention?.node ?? []);
   }
 
   look(piece) {
-    if (!this.kept) this.show(piece);
+    if (!this.pressed) this.show(piece);
   }
 
   keep(piece) {
-    const again = this.kept === piece;
+    const again = this.pressed === piece;
     this.forget();
     if (again) return;
-    this.kept = piece;
+    this.pressed = piece;
     piece.node.setAttribute("aria-pressed", true);
     this.show(piece);
   }
@@ -119,8 +119,8 @@ class TokenPanel {
   }
 
   forget() {
-    this.kept?.node.setAttribute("aria-pressed", false);
-    this.kept = this.piece = null;
+    this.pressed?.node.setAttribute("aria-pressed", false);
+    this.pressed = this.piece = null;
     this.attention?.forget();
     this.node.hidden = true;
   }
@@ -134,7 +134,7 @@ class TokenPanel {
     const top = entry.top_logprobs;
     this.entries = top.some(({ token }) => token === entry.token) ? top : [...top, entry];
     const [chances, p] = [this.entries.map(({ logprob }) => Math.exp(logprob)), Math.exp(entry.logprob)];
-    refill(this.told, bdi(entry.token), " ", el("b", {}, percent(p)), ` (${three(entry.logprob)} nats)`);
+    refill(this.chance, bdi(entry.token), " ", el("b", {}, percent(p)), ` (${three(entry.logprob)} nats)`);
     this.bars.title.textContent = "In its place";
     this.bars.show(chances, null, null, (index) => this.entries[index].token);
     for (const { node, index } of this.bars.rows) {

@@ -9,9 +9,9 @@ class ChatAttention {
     this.layer = el("select", { "aria-label": "Layer", onchange: () => this.show() });
     const name = { role: "group", "aria-label": "Tokens that were read" };
     this.tokens = el("p", { class: "read-tokens", dir: "auto", tabindex: 0, ...name });
-    this.told = statusLine();
-    this.shown = div("attention-of-token", this.layer, this.tokens, this.told);
-    this.node = div("attention-part", this.open, this.shown);
+    this.mostRead = statusLine();
+    this.content = div("attention-of-token", this.layer, this.tokens, this.mostRead);
+    this.node = div("attention-part", this.open, this.content);
     this.forget();
   }
 
@@ -24,7 +24,7 @@ class ChatAttention {
 
   forget() {
     this.piece = this.answer = null;
-    this.shown.hidden = true;
+    this.content.hidden = true;
   }
 
   async load() {
@@ -35,7 +35,7 @@ class ChatAttention {
     this.layers = Object.values(answer.reads).map(({ values }) => values[0][0]);
     const names = [["", "all layers"], ...this.layers.map((_, i) => [i, `layer ${i}`])];
     refill(this.layer, names.map(([value, name]) => el("option", { value }, name)));
-    this.shown.hidden = false;
+    this.content.hidden = false;
     this.show();
   }
 
@@ -49,6 +49,6 @@ class ChatAttention {
     }));
     const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 5);
     const best = order.map((i) => [" ", bdi(this.answer.tokens[i].text), ` ${percent(weights[i])}`]);
-    refill(this.told, "Most of it:", best);
+    refill(this.mostRead, "Most of it:", best);
   }
 }

@@ -21,7 +21,7 @@ Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of each tool, by i
 
 
 @dataclass(frozen=True)
-class Found:
+class AnswerPiece:
     """A piece of an answer: of its text, the name of a call that begins, of its arguments, or the end of the call."""
 
     kind: Literal["text", "name", "arguments", "end"]
@@ -41,7 +41,7 @@ class CallReader(ABC):
         self.rest: str | None = None
 
     @abstractmethod
-    def put(self, text: str) -> list[Found]: ...
+    def put(self, text: str) -> list[AnswerPiece]: ...
 
 
 class CallParser:
@@ -59,15 +59,15 @@ class CallParser:
         self.after_call = False
         self.called = self.written = False  # whether there was a call; and text, since the last one
 
-    def put(self, text: str) -> list[Found]:
+    def put(self, text: str) -> list[AnswerPiece]:
         """What the next text of the answer makes certain."""
-        found: list[Found] = []
+        pieces: list[AnswerPiece] = []
         self.held += text
-        while self.held and self._advance(found):
+        while self.held and self._advance(pieces):
             pass
-        return found
+        return pieces
 
-    def finish(self) -> list[Found]:
+    def finish(self) -> list[AnswerPiece]:
         """The rest of the answer, where the row has ended."""
         named = self.reader is not None and self.reader.named
         rest = "" if named else self.read + self.held
@@ -75,19 +75,19 @@ class CallParser:
         self.held, self.read, self.reader = "", "", None
         if closes or (self.called and not self.written and not rest.strip()):
             return []
-        return [Found("text", rest)] if rest else []
+        return [AnswerPiece("text", rest)] if rest else []
 
-    def _advance(self, found: list[Found]) -> bool:
+    def _advance(self, pieces: list[AnswerPiece]) -> bool:
         """Take what is certain of the held text.  False where more has to come first."""
         if self.reader is not None:
-            return self._in_call(self.reader, found)
+            return self._in_call(self.reader, pieces)
         if self.after_call:
             return self._after_call()
-        return self._in_text(found) if self.opening else self._bare_object(found)
+        return self._in_text(pieces) if self.opening else self._bare_object(pieces)
 
     # -- between calls ---------------------------------------------------------------------------------------------
 
-    def _in_text(self, found: list[Found]) -> bool:
+    def _in_text(self, pieces: list[AnswerPiece]) -> bool:
         at = self.held.find(self.opening[0])
         while at >= 0:
             begin = _squeezed(self.held[at : at + 2 * len(self.opening) + 16])
@@ -96,7 +96,7 @@ class CallParser:
             at = self.held.find(self.opening[0], at + 1)
         before = self.held if at < 0 else self.held[:at]
         certain = len(before.rstrip())  # white space before a call is no text
-        self._text(before[:certain], found)
+        self._text(before[:certain], pieces)
         self.held = self.held[certain:]
         if at < 0 or not _squeezed(self.held).startswith(self.opening):
             return False
@@ -104,7 +104,7 @@ class CallParser:
         self._begin(self.held[: len(self.held) - len(rest)], rest)
         return True
 
-    def _bare_object(self, found: list[Found]) -> bool:
+    def _bare_object(self, pieces: list[AnswerPiece]) -> bool:
         """Where nothing opens a call: an object at the beginning of an answer, or after another call, may be one."""
         begin = self.held.lstrip()
         if not begin:
@@ -112,16 +112,16 @@ class CallParser:
         if begin[0] == "{" and not self.written:
             self._begin(self.held[: len(self.held) - len(begin)], begin)
             return True
-        self._text(self.held, found)
+        self._text(self.held, pieces)
         self.held = ""
         return False
 
-    def _text(self, text: str, found: list[Found]) -> None:
+    def _text(self, text: str, pieces: list[AnswerPiece]) -> None:
         if self.called and not self.written:
             text = text.lstrip()
         if text:
             self.written = True
-            found.append(Found("text", text))
+            pieces.append(AnswerPiece("text", text))
 
     def _begin(self, opened: str, rest: str) -> None:
         self.read, self.opened, self.held = opened, len(opened), rest
@@ -129,17 +129,17 @@ class CallParser:
 
     # -- in a call and after it ------------------------------------------------------------------------------------
 
-    def _in_call(self, reader: CallReader, found: list[Found]) -> bool:
+    def _in_call(self, reader: CallReader, pieces: list[AnswerPiece]) -> bool:
         text, self.held = self.held, ""
-        found += reader.put(text)
+        pieces += reader.put(text)
         self.read = "" if reader.named else self.read + text
         if reader.failed:  # what seemed to open it is text, and what follows is looked at again
             opened = self.opened or len(self.read)
-            self._text(self.read[:opened], found)
+            self._text(self.read[:opened], pieces)
             self.reader, self.held, self.read = None, self.read[opened:], ""
             return True
         if reader.rest is not None:
-            found.append(Found("end"))
+            pieces.append(AnswerPiece("end"))
             self.reader, self.held = None, reader.rest
             self.after_call, self.called, self.written = True, True, False
             return True
@@ -172,11 +172,11 @@ def check_form(form: CallForm, render: Render) -> None:
     try:
         text = answer_text(render, message, [{"type": "function", "function": function}])
         parser = CallParser(form, {"gamma_probe": schema})
-        found = [*parser.put(text), *parser.finish()]
-        value = json.loads("".join(one.text for one in found if one.kind == "arguments"))
+        pieces = [*parser.put(text), *parser.finish()]
+        value = json.loads("".join(one.text for one in pieces if one.kind == "arguments"))
     except (TextError, ValueError):
-        found, value = [], None
-    others = [(one.kind, one.text) for one in found if one.kind != "arguments"]
+        pieces, value = [], None
+    others = [(one.kind, one.text) for one in pieces if one.kind != "arguments"]
     if value != arguments or others != [("name", "gamma_probe"), ("end", "")]:
         raise NoCallForm("the chat template of this model writes calls of tools in no form that is read back here")
 
@@ -195,41 +195,41 @@ class ObjectReader(CallReader):
     def __init__(self, body: JsonBody) -> None:
         super().__init__()
         self.body, self.scan, self.arguments = body, JsonEnd(), JsonEnd()
-        self.given = 0  # characters of `text` up to which arguments were given
+        self.delivered = 0  # characters of `text` up to which arguments were given
         name, arguments = re.escape(body.name_key), re.escape(body.arguments_key)
         scalar = r'"[^"\\]*"\s*:\s*(?:"[^"\\]*"|true|false|null|\d+)\s*,\s*'
         begin = rf'\s*\{{\s*(?:{scalar})*?"{name}"\s*:\s*"({NAME})"\s*,\s*'
         self.head = re.compile(rf'{begin}(?:{scalar})*?"{arguments}"\s*:\s*(?=\{{)')
         self.first = re.compile(r'\s*\{\s*"([^"\\]*)"\s*:')
 
-    def put(self, text: str) -> list[Found]:
-        before, found = len(self.text), []
+    def put(self, text: str) -> list[AnswerPiece]:
+        before, pieces = len(self.text), []
         self.text += text
         end = self.scan.put(text)
         whole = None if end is None else before + end
         if not self.named:
             head = self.head.match(self.text)
             if head is not None:
-                self.named, self.given = True, head.end()
-                found.append(Found("name", head[1]))
+                self.named, self.delivered = True, head.end()
+                pieces.append(AnswerPiece("name", head[1]))
             elif whole is not None:
                 return self._whole(whole)
             else:
                 first = self.first.match(self.text)
                 begin = self.text.lstrip()[:1]
                 self.failed = begin not in ("", "{") or (first is not None and first[1] not in self.body.keys)
-                return found
+                return pieces
         if not self.arguments.ended:
-            piece = self.text[self.given :]
+            piece = self.text[self.delivered :]
             stop = self.arguments.put(piece)
             piece = piece if stop is None else piece[:stop]
-            self.given += len(piece)
-            found += [Found("arguments", piece)] if piece else []
+            self.delivered += len(piece)
+            pieces += [AnswerPiece("arguments", piece)] if piece else []
         if whole is not None:
             self.rest = self.text[whole:]
-        return found
+        return pieces
 
-    def _whole(self, end: int) -> list[Found]:
+    def _whole(self, end: int) -> list[AnswerPiece]:
         """A whole object whose name does not stand before its arguments, or whose arguments are JSON in a text."""
         try:
             value = json.loads(self.text[:end])
@@ -241,7 +241,7 @@ class ObjectReader(CallReader):
             self.failed = True
             return []
         self.named, self.rest = True, self.text[end:]
-        return [Found("name", name), Found("arguments", json.dumps(arguments, ensure_ascii=False))]
+        return [AnswerPiece("name", name), AnswerPiece("arguments", json.dumps(arguments, ensure_ascii=False))]
 
 
 class NamedReader(CallReader):
@@ -252,8 +252,8 @@ class NamedReader(CallReader):
         self.arguments = JsonEnd()
         self.head = re.compile(rf"\s*({NAME})\s*{_loose(body.middle)}\s*(?=\{{)")
 
-    def put(self, text: str) -> list[Found]:
-        found: list[Found] = []
+    def put(self, text: str) -> list[AnswerPiece]:
+        pieces: list[AnswerPiece] = []
         if not self.named:
             self.text += text
             head = self.head.match(self.text)
@@ -261,11 +261,11 @@ class NamedReader(CallReader):
                 self.failed = "{" in self.text or len(self.text) > 512
                 return []
             self.named, text = True, self.text[head.end() :]
-            found.append(Found("name", head[1]))
+            pieces.append(AnswerPiece("name", head[1]))
         stop = self.arguments.put(text)
         if stop is not None:
             self.rest, text = text[stop:], text[:stop]
-        return [*found, Found("arguments", text)] if text else found
+        return [*pieces, AnswerPiece("arguments", text)] if text else pieces
 
 
 class ElementReader(CallReader):
@@ -284,26 +284,28 @@ class ElementReader(CallReader):
         )
         self.close = re.compile(rf"\s*(?={close})")
 
-    def put(self, text: str) -> list[Found]:
+    def put(self, text: str) -> list[AnswerPiece]:
         self.text += text
-        found: list[Found] = []
+        pieces: list[AnswerPiece] = []
         if not self.named:
             head = self.head.match(self.text)
             if head is None:
                 self.failed = len(self.text) > 512
                 return []
             self.named, self.name, self.text = True, head[1], self.text[head.end() :]
-            found = [Found("name", self.name), Found("arguments", "{")]
+            pieces = [AnswerPiece("name", self.name), AnswerPiece("arguments", "{")]
         while self.mark in self.text and (one := self.argument.match(self.text)) is not None:
             key, value = one[1].strip(), self._value(one[1].strip(), one[2])
             comma = ", " if self.count else ""
-            found.append(Found("arguments", f"{comma}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"))
+            pieces.append(
+                AnswerPiece("arguments", f"{comma}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+            )
             self.text, self.count = self.text[one.end() :], self.count + 1
         end = self.close.match(self.text)
         if end is not None:
             self.rest = self.text[end.end() :]
-            found.append(Found("arguments", "}"))
-        return found
+            pieces.append(AnswerPiece("arguments", "}"))
+        return pieces
 
     def _value(self, key: str, text: str) -> object:
         """The value of an argument: a text where its schema says so, else JSON where it is."""

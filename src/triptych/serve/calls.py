@@ -55,8 +55,8 @@ async def in_pieces(
             start = perf_counter()
             return function([rows[i] for i in group]), perf_counter() - start
 
-        found, seconds = await called(worker, timed)
-        results.update(zip(group, found, strict=True))
+        piece, seconds = await called(worker, timed)
+        results.update(zip(group, piece, strict=True))
         at += count
         limit = BUSY_SECONDS if worker.rows else SECONDS
         tokens = max(1, min(int(total * limit / max(seconds, 1e-6)), 4 * tokens, BATCH_TOKENS))
@@ -83,8 +83,8 @@ async def labelled_rows(
 ) -> tuple[list[Encoded], list[int]]:
     """Rows for a head over classes, of texts or of pairs of them, and their lengths.  Raises ApiError for texts that
     the model cannot read."""
-    found = await prepared(worker, lambda: worker.model.inputs.labelled(texts, second), field)
-    rows = [row for row in found if isinstance(row, Encoded)]  # all of a model that reads text
+    encoded = await prepared(worker, lambda: worker.model.inputs.labelled(texts, second), field)
+    rows = [row for row in encoded if isinstance(row, Encoded)]  # all of a model that reads text
     return rows, lengths_of(worker, [row.ids for row in rows], field)
 
 

@@ -19,6 +19,7 @@ from triptych.spec import ModelSpec, PoolingSpec
 from triptych.text import ChatTemplate, Tokenizer, WhisperTokens
 from .abilities import abilities
 from .fields import ApiError
+from .thinking import thinks
 from .tools import form_of
 
 
@@ -29,7 +30,7 @@ class ModelCard:
     path, adapter   where it came from, which is never in a response.
     mask            what is written for a word that it fills in.
     languages       those that it hears.
-    template        what renders its conversations.
+    tokenizer       whose template renders its conversations.
     """
 
     name: str
@@ -39,7 +40,11 @@ class ModelCard:
     adapter: Path | None = None
     mask: str | None = None
     languages: tuple[str, ...] = ()
-    template: ChatTemplate | None = None
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        return None if self.tokenizer is None else self.tokenizer.chat
 
     @cached_property
     def tools(self) -> bool:
@@ -48,6 +53,19 @@ class ModelCard:
             return self.template is not None and form_of(self.template) is not None
         except ApiError:
             return False
+
+    @cached_property
+    def least_prompts(self) -> tuple[int, int]:
+        """Tokens of the prompt of one message of the user without a text, and what each further message adds to it; 1
+        and 0 where the template refuses such a conversation, and beside an encoder, which reads it."""
+        if self.tokenizer is None or self.template is None or self.spec.layout != "decoder":
+            return 1, 0
+        empty = [{"role": role, "content": ""} for role in ("user", "assistant", "user")]
+        try:
+            one, three = (len(self.tokenizer.encode(self.template.render(empty[:count]))) for count in (1, 3))
+        except TriptychError:
+            return 1, 0
+        return max(one, 1), max((three - one) // 2, 0)
 
     @cached_property
     def parameters(self) -> int:
@@ -101,6 +119,7 @@ class ModelCard:
         kinds = {
             "completion": "completions" in self.able,
             "tools": self.tools,
+            "thinking": "chat" in self.able and thinks(self.tokenizer),
             "embedding": isinstance(self.spec.head, PoolingSpec),
         }
         return {
@@ -126,8 +145,7 @@ def card_of(
     if tokenizer is not None and "transcriptions" in able:
         with suppress(TextError):
             languages = tuple(WhisperTokens.of(tokenizer, {}, spec.vocab).languages)
-    template = None if tokenizer is None else tokenizer.chat
-    return ModelCard(name, spec, able, path, adapter, mask, languages, template)
+    return ModelCard(name, spec, able, path, adapter, mask, languages, tokenizer)
 
 
 def card_of_model(name: str, model: Model) -> ModelCard:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,6 +18,7 @@ from .fields import ApiError, Fields
 from .generation import Generated, ServedRequest, error_event, event, respond
 from .replies import CallPart, Change, Reply
 from .requests import body
+from .thinking import with_variables
 from .tools import Tool, ToolUse, functions, tool_use
 
 if TYPE_CHECKING:
@@ -27,7 +30,9 @@ def routes(server: Server) -> list[Route]:
         fields = await body(request, "sampling", "constraint", "chat", *server.inside)
         worker = server.worker_of(fields)
         top = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
-        generation = await begin(worker, fields, conversation_of(fields), kind="chatcmpl-", logprobs=top)
+        variables = await asyncio.to_thread(with_variables, worker, fields)
+        conversation = replace(conversation_of(fields), variables=variables)
+        generation = await begin(worker, fields, conversation, kind="chatcmpl-", logprobs=top)
         return await respond(request, generation, lambda: whole(generation), lambda: events(generation))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
@@ -69,15 +74,15 @@ def message_of(fields: Fields, value: object, at: str) -> Message:
     message = fields.inner(value, "chat_message", at=at)
     role = message.values["role"]
     content = text_of(fields, message.get("content"), ("text", "refusal"), "text_part", f"{at}.content")
-    given = message.get("tool_calls", [])
-    if given and role != "assistant":
+    tool_calls = message.get("tool_calls", [])
+    if tool_calls and role != "assistant":
         raise ApiError(400, f"{at}.tool_calls are for the assistant's messages", f"{at}.tool_calls")
     if (role == "tool") != ("tool_call_id" in message.values):
         raise ApiError(400, f"{at} must have a tool_call_id where its role is tool, and nowhere else", at)
-    if message.get("content") is None and not given and role != "assistant":
+    if message.get("content") is None and not tool_calls and role != "assistant":
         raise ApiError(400, f"{at}.content is missing", f"{at}.content")
     calls = []
-    for i, one in enumerate(given):
+    for i, one in enumerate(tool_calls):
         where = f"{at}.tool_calls[{i}]"
         call = fields.inner(one, "chat_call", at=where)
         function = call.values["function"]

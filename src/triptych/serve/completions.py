@@ -25,7 +25,7 @@ from triptych.tasks.generation_requests import decoder_rows
 from triptych.text import Tokenizer
 from .abilities import require
 from .edits import edited
-from .fields import ApiError, Fields
+from .fields import MOST_ROWS, ApiError, Fields
 from .generation import REASONS, Generated, ServedRequest, error_event, event, respond
 from .requests import body, generation_request, refused, seed_of
 from .structured import constraint_of
@@ -92,6 +92,10 @@ def _rows_of_each(worker: ModelWorker, fields: Fields) -> int:
     count, echo, prefix = fields.get("n", 1), fields.get("echo"), fields.get("decoder_prefix")
     both = worker.model.spec.layout == "encoder-decoder"
     best_of = int(fields.get("best_of", count))
+    rows = best_of * len(fields.rows("prompt"))
+    if rows > MOST_ROWS:
+        problem = f"{'best_of' if best_of > count else 'n'}={best_of} of each prompt are {rows:,} rows"
+        raise ApiError(400, f"{problem}, and {MOST_ROWS:,} are the limit; send several requests", "n")
     if best_of < count:
         raise ApiError(400, f"best_of={best_of} must be at least n={count}", "best_of")
     if best_of > count and fields.get("stream"):

@@ -13,6 +13,7 @@ from triptych.generate import Constraint
 from triptych.nn import InputRow
 from triptych.tasks.generation_requests import end_ids
 from triptych.text import RenderedPrompt
+from .abilities import abilities, require
 from .call_constraint import call_constraint
 from .call_form import CallForm
 from .edits import edited
@@ -50,11 +51,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a request and the tools that the model may call; `begun` is the beginning of its answer."""
+    """The messages of a request and the tools that the model may call; `begun` is the beginning of its answer, and
+    `variables` are further ones of its template."""
 
     messages: Sequence[Message]
     use: ToolUse = field(default_factory=ToolUse)
     begun: str = ""
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ def part_text(fields: Fields, part: object, types: Sequence[str], table: str, at
     if kind not in types:
         problem = f"{at} is no text, and no model here reads anything else; send parts of type {types[0]}"
         raise ApiError(400, problem, at)
-    return str(fields.inner(part, table, at=at).values["text"])
+    refused = kind == "refusal"
+    inner = fields.inner(part, "refusal_part" if refused else table, at=at)
+    return str(inner.values["refusal" if refused else "text"])
 
 
 def with_one_system(messages: Sequence[Message]) -> list[Message]:
@@ -109,20 +114,23 @@ def with_one_system(messages: Sequence[Message]) -> list[Message]:
 def prompt_of(worker: ModelWorker, conversation: Conversation) -> ReadConversation:
     """The prompt of a conversation.
 
-    Raises ApiError for a model without a chat template, one whose template cannot write calls where there are some, and
-    a conversation that the template refuses.
+    Raises ApiError for a model that does not write or has no chat template, one whose template cannot write calls where
+    there are some, and a conversation that the template refuses.
     """
     model, use = worker.model, conversation.use
-    template = None if model.tokenizer is None else model.tokenizer.chat
-    if template is None:
+    able = abilities(model.spec, model.tokenizer)
+    if "chat" not in able and "completions" in able:
         problem = f"{worker.name} has no chat template; send its prompts to /v1/completions"
         raise ApiError(400, problem, "messages")
+    require(worker, "chat")
+    template = model.inputs.words.chat
+    assert template is not None
     called = any(one.calls or one.role == "tool" for one in conversation.messages)
     form = form_of(template) if use.active or called else None
-    variables: dict[str, Any] = {"tools": [tool.variable() for tool in use.tools]} if use.active else {}
+    tools: dict[str, Any] = {"tools": [tool.variable() for tool in use.tools]} if use.active else {}
     messages = _rendered(with_one_system(conversation.messages), form)
     try:
-        text = template.render(messages, True, **variables).text
+        text = template.render(messages, True, **conversation.variables, **tools).text
         (ids,), sources = model.inputs.prompts([RenderedPrompt(text + conversation.begun)], "")
     except TriptychError as error:
         raise ApiError(400, str(error), "messages") from None

@@ -50,7 +50,7 @@ def edits_of(model: Model, fields: Fields) -> list[Edit]:
         edits.append(zero(f"blocks.{int(block)}.attn.z", heads=int(head)))
     if "steer" in fields.values:
         steer = fields.inner(fields.values["steer"], "steer", at="steer")
-        vector = None if (given := steer.get("vector")) is None else tensor_of(given, "steer.vector")
+        vector = None if (numbers := steer.get("vector")) is None else tensor_of(numbers, "steer.vector")
         how = {"site": steer.values["site"], "vector": vector, "scale": float(steer.get("scale", 1.0))}
         edits.append(model.steer(steer.get("toward"), steer.get("away"), **how))
     return edits

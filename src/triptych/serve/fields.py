@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import gt, le, lt
+from time import monotonic
 from typing import Any
 
 from triptych.errors import nearest, shown
@@ -18,7 +19,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "number": (int, float), "integer": (int,), "boolean": (bool,), "string": (str,), "strings": (str, list),
     "prompt": (str, list), "array": (list,), "object": (dict,), "choice": (str, dict),
     "selection": (int, list), "rows": (str, list), "ids": (list,), "prefix": (str, list), "duration": (str, int, float),
-    "schema": (str, dict),
+    "schema": (str, dict), "level": (bool, str),
 }  # fmt: skip
 MOST_ROWS = 2048  # texts, or lists of token ids, of one request
 
@@ -33,10 +34,12 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of one object of a request; `advice` names those without effect, in all objects of the request."""
+    """The fields of one object of a request, which were read at `read_at` (`monotonic`); `advice` names those without
+    effect, in all objects of the request."""
 
     values: Mapping[str, Any]
     advice: list[str] = field(default_factory=list)
+    read_at: float = field(default_factory=monotonic)
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, default)
@@ -50,6 +53,12 @@ class Fields:
         """The texts of a field of type `strings`, none where it is missing."""
         value = self.values.get(name, [])
         return [value] if isinstance(value, str) else list(value)
+
+    @property
+    def due(self) -> float | None:
+        """When its `timeout` ends (`monotonic`)."""
+        timeout = self.values.get("timeout")
+        return None if timeout is None else self.read_at + float(timeout)
 
     def inner(self, value: object, *parts: str, at: str) -> Fields:
         """The fields of an object in this one, at the path `at`; its advice is this one's too.  Raises as `read`."""
@@ -83,9 +92,9 @@ def read(body: object, *parts: str, at: str = "") -> Fields:
     """
     if not isinstance(body, dict):
         raise ApiError(400, f"{at or 'the body'} must be a JSON object", at or None)
-    known, given = table(*parts), {name: value for name, value in body.items() if value is not None}
+    known, present = table(*parts), {name: value for name, value in body.items() if value is not None}
     before = f"{at}." if at else ""
-    for name, value in given.items():
+    for name, value in present.items():
         path = before + name
         if name not in known:
             raise ApiError(400, f"{shown_name(path)} is not supported here{nearest(name, known)}; leave it out", path)
@@ -94,16 +103,16 @@ def read(body: object, *parts: str, at: str = "") -> Fields:
             raise ApiError(400, f"{path} is not supported: {why}", path, "unsupported_parameter")
         _check(path, value, known[name])
     for name, entry in known.items():
-        if entry.get("required") and name not in given:
+        if entry.get("required") and name not in present:
             raise ApiError(400, f"{before}{name} is missing", before + name)
     general = re.sub(r"\[\d+\]", "", before)
     fields = Fields(
-        {name: value for name, value in given.items() if not known[name].get("advice")},
-        [general + name for name in given if known[name].get("advice")],
+        {name: value for name, value in present.items() if not known[name].get("advice")},
+        [general + name for name in present if known[name].get("advice")],
     )
     inner = {name: known[name]["fields"] for name in fields.values if "fields" in known[name]}
     return fields.changed(
-        **{name: dict(fields.inner(given[name], part, at=before + name).values) for name, part in inner.items()}
+        **{name: dict(fields.inner(present[name], part, at=before + name).values) for name, part in inner.items()}
     )
 
 
@@ -114,7 +123,7 @@ def shown_name(name: str) -> str:
 
 def _check(name: str, value: Any, entry: Mapping[str, Any]) -> None:
     kind: str = entry["type"]
-    if not issubclass(type(value), KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+    if not issubclass(type(value), KINDS[kind]) or (isinstance(value, bool) and bool not in KINDS[kind]):
         raise ApiError(400, f"{name} must be of type {kind}, not {shown(value)}", name)
     _check_size(name, value, entry)
     if "one_of" in entry and value not in entry["one_of"]:

@@ -65,7 +65,7 @@ class ServedRequest:
         self.choices = [Generated(reply=reply()) for _ in requests]
         stop = stop_of(fields)
         self.started, self.begun = time.perf_counter(), 0.0
-        self.rows = [worker.submit(request, stop, hidden=hidden) for request in requests]
+        self.rows = [worker.submit(request, stop, hidden=hidden, due=fields.due) for request in requests]
 
     async def taken(self) -> None:
         """Wait until the worker has taken all rows.  Raises ApiError where it refused one; the others are cancelled."""
@@ -81,8 +81,12 @@ class ServedRequest:
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of the prompts that were not computed again."""
-        return sum(row.row.reused for row in self.rows if row.row is not None)
+        """Tokens of the prompts that were not computed again; of each prompt once, however many rows it has."""
+        least: dict[int, int] = {}
+        for row in self.rows:
+            reused, prompt = 0 if row.row is None else row.row.reused, id(row.request.prompt)
+            least[prompt] = min(reused, least.get(prompt, reused))
+        return sum(least.values())
 
     @property
     def written_tokens(self) -> int:

@@ -46,10 +46,10 @@ async def prompt_of(worker: ModelWorker, fields: Fields) -> Any:
         raise ApiError(400, "give what is read as prompt, or as messages", "prompt")
     if "prompt" in fields.values:
         return fields.values["prompt"]
-    found = await asyncio.to_thread(conversation.prompt_of, worker, chat.conversation_of(fields))
-    if found.source is not None:
+    read = await asyncio.to_thread(conversation.prompt_of, worker, chat.conversation_of(fields))
+    if read.source is not None:
         raise ApiError(400, "messages are for models that continue a text; give a prompt and a target", "messages")
-    return found.ids
+    return read.ids
 
 
 # ---------------------------------------------------------------- reads

@@ -76,8 +76,8 @@ class Limited:
         headers = Headers(scope=scope)
         if self.key is not None and scope["path"] != PAGE:
             bearer = re.sub("^bearer +", "", headers.get("authorization", ""), flags=re.IGNORECASE)
-            given = (bearer, headers.get("x-api-key", ""))  # some clients fill the other one with any text
-            if not any(hmac.compare_digest(one.encode(), self.key) for one in given):
+            keys = (bearer, headers.get("x-api-key", ""))  # some clients fill the other one with any text
+            if not any(hmac.compare_digest(one.encode(), self.key) for one in keys):
                 return ApiError(401, "send the server's key as Authorization: Bearer KEY or as x-api-key")
         elif self.key is None and not of_this_machine(headers.get("host", "")):
             problem = "its Host is not this machine: without a key the server answers localhost and 127.0.0.1 alone"

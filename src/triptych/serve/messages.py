@@ -20,6 +20,7 @@ from .fields import ApiError, Fields
 from .generation import ServedRequest, advice_header, event, respond
 from .replies import CallPart, Change, Part
 from .requests import body
+from .structured import constraint_of
 from .tools import Tool, functions, tool_use
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def routes(server: Server) -> list[Route]:
     async def count_tokens(request: HttpRequest) -> Response:
         fields = await body(request, "messages")
         worker = server.worker_of(fields)
+        await asyncio.to_thread(constraint_of, fields, worker.model)  # a count is of a request that would be answered
         prompt = await asyncio.to_thread(prompt_of, worker, conversation_of(fields))
         return JSONResponse({"input_tokens": len(prompt.ids)}, headers=advice_header(fields))
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from triptych.tasks.generation_requests import decoder_rows
 from .abilities import require
 from .calls import prepared
+from .cards import ModelCard
 from .chat import function_of
 from .conversation import Conversation, Message, ToolCall, begin
 from .embeddings import listed, vectors_of
@@ -28,6 +30,7 @@ from .generation import REASONS, ServedRequest, advice_header, respond
 from .replies import CallPart, TextPart
 from .requests import body, generation_request, seed_of
 from .structured import constraint_of
+from .thinking import with_thinking
 from .tools import functions, tool_use
 from .worker import ModelWorker
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.12.0"  # of Ollama, whose API this is; its clients compare it with the least that they work with
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+STAYS = "9999-12-31T23:59:59Z"  # until when a model is loaded
 NDJSON = "application/x-ndjson"
 
 
@@ -46,6 +50,10 @@ def routes(server: Server) -> list[Route]:
     async def tags(request: HttpRequest) -> Response:
         cards = [server.card(name) for name in server.names]
         return JSONResponse({"models": await asyncio.to_thread(lambda: [card.described for card in cards])})
+
+    async def running(request: HttpRequest) -> Response:
+        cards = [server.card(name) for name in server.workers]
+        return JSONResponse({"models": await asyncio.to_thread(lambda: [running_json(card) for card in cards])})
 
     async def show(request: HttpRequest) -> Response:
         fields = await body(request, "ollama_show", load=False)
@@ -64,8 +72,9 @@ def routes(server: Server) -> list[Route]:
         sampling = sampling_of(fields)
         if not fields.values["messages"]:
             return loaded(worker, fields, {"message": {"role": "assistant", "content": ""}})
-        conversation = conversation_of(fields)
-        generation = await begin(worker, sampling, conversation, kind="ollama")
+        variables = await asyncio.to_thread(with_thinking, worker, fields)
+        conversation = replace(conversation_of(fields), variables=variables)
+        generation = await begin(worker, sampling, conversation, kind="ollama", shorten=True)
         return await answered(request, generation, message_json)
 
     async def generate(request: HttpRequest) -> Response:
@@ -89,13 +98,23 @@ def routes(server: Server) -> list[Route]:
         lists = (vector.tolist() for vector in vectors)
         return await listed(answer, "embeddings", lists, headers=advice_header(fields))
 
+    async def embeddings(request: HttpRequest) -> Response:
+        fields = await body(request, "ollama_embeddings")
+        worker = server.worker_of(fields)
+        require(worker, "embeddings")
+        text = fields.values["prompt"]
+        vectors = (await vectors_of(request, worker, fields, [text]))[0].tolist() if text else [[]]
+        return JSONResponse({"embedding": vectors[0]}, headers=advice_header(fields))
+
     return [
         Route("/api/version", version),
         Route("/api/tags", tags),
+        Route("/api/ps", running),
         Route("/api/show", show, methods=["POST"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
+        Route("/api/embeddings", embeddings, methods=["POST"]),
     ]
 
 
@@ -110,9 +129,9 @@ def conversation_of(fields: Fields) -> Conversation:
     for i, one in enumerate(fields.values["messages"]):
         message = fields.inner(one, "ollama_message", at=f"messages[{i}]")
         role, content = message.values["role"], message.get("content", "")
-        given = [fields.inner(call, "ollama_call", at=f"messages[{i}].tool_calls[{j}]").values["function"]
+        called = [fields.inner(call, "ollama_call", at=f"messages[{i}].tool_calls[{j}]").values["function"]
                  for j, call in enumerate(message.get("tool_calls", []))]  # fmt: skip
-        calls = tuple(ToolCall(f"call_{i}_{j}", call["name"], call["arguments"]) for j, call in enumerate(given))
+        calls = tuple(ToolCall(f"call_{i}_{j}", call["name"], call["arguments"]) for j, call in enumerate(called))
         waiting += calls
         name, answers = message.get("tool_name"), waiting if role == "tool" else []
         answered_call = next((call for call in answers if call.name == name), answers[0] if answers else None)
@@ -133,11 +152,25 @@ def sampling_of(fields: Fields) -> Fields:
     values = DEFAULTS | dict(options.values)
     if values.get("top_p") == 0:  # Ollama's for the likeliest token alone
         values |= {"top_p": 1.0, "top_k": 1}
+    check_repetition(fields, values)
     if "repeat_penalty" in values:
         values["repetition_penalty"] = values.pop("repeat_penalty")
     limit = values.pop("num_predict", -1)  # -1 and -2: until the model ends or its context is full
     values |= {"max_tokens": limit} if limit > 0 else {}
     return fields.changed(**{"stream": True, **fields.values, **values})
+
+
+def check_repetition(fields: Fields, values: dict[str, Any]) -> None:
+    """Take `repeat_last_n` from the options: all tokens of a row are penalized here (-1), or none (0).  Raises ApiError
+    for another number where something is penalized."""
+    last = values.pop("repeat_last_n", -1)
+    if last == 0:
+        values["repeat_penalty"] = 1.0
+    elif last > 0 and values.get("repeat_penalty", 1.0) != 1.0:
+        problem = "options.repeat_last_n must be -1 or 0 beside repeat_penalty, which is of all tokens here"
+        raise ApiError(400, problem, "options.repeat_last_n")
+    elif last > 0:
+        fields.note("options.repeat_last_n")
 
 
 def templated(worker: ModelWorker, fields: Fields) -> bool:
@@ -155,13 +188,14 @@ def check_system(worker: ModelWorker, fields: Fields) -> None:
 async def continuation(worker: ModelWorker, fields: Fields) -> ServedRequest:
     """The row of `/api/generate`: a prompt as it is where `raw`, and without a template; else as a conversation."""
     model, prompt, system = worker.model, fields.values["prompt"], fields.get("system")
+    variables = await asyncio.to_thread(with_thinking, worker, fields, templated(worker, fields))
     if templated(worker, fields):
         messages = [*([Message("system", system)] if system else []), Message("user", prompt)]
-        return await begin(worker, fields, Conversation(messages), kind="ollama")
+        return await begin(worker, fields, Conversation(messages, variables=variables), kind="ollama", shorten=True)
     (row,), sources = await prepared(worker, lambda: decoder_rows(model.inputs, [prompt], ""), "prompt")
     source = None if sources is None else sources[0]
     constraint = await asyncio.to_thread(constraint_of, fields, model)
-    request = generation_request(model, fields, row, source, 0, seed_of(fields), constraint=constraint)
+    request = generation_request(model, fields, row, source, 0, seed_of(fields), shorten=True, constraint=constraint)
     return ServedRequest(worker, fields, [request], kind="ollama")
 
 
@@ -174,6 +208,12 @@ def message_json(text: str, calls: Sequence[CallPart]) -> dict[str, Any]:
     if values:
         message["tool_calls"] = [{"function": {"name": name, "arguments": value}} for name, value in values]
     return {"message": message}
+
+
+def running_json(card: ModelCard) -> dict[str, Any]:
+    """A model that is loaded, and stays so."""
+    known = {key: value for key, value in card.described.items() if key != "modified_at"}
+    return known | {"expires_at": STAYS, "size_vram": 0, "context_length": card.spec.longest_row or 0}
 
 
 def loaded(worker: ModelWorker, fields: Fields, nothing: dict[str, Any]) -> Response:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from starlette.routing import Route
 import triptych
 from triptych.files import tables_of
 from .fields import KINDS, MOST_ROWS, table
+from .thinking import think_values, variables_of
 
 if TYPE_CHECKING:
     from .app import Server
@@ -24,7 +27,6 @@ TEXT = {"type": "string"}
 JSON = {str: "string", dict: "object", list: "array", int: "integer"}
 BIAS = {"type": "number", "minimum": -100, "maximum": 100}
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # which leave the prompt a token
-TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # fields of models whose template shows how calls are written
 SIZES = {
     "number": ("minimum", "exclusiveMinimum", "maximum"), "integer": ("minimum", "exclusiveMinimum", "maximum"),
     "array": ("minItems", "", "maxItems"), "ids": ("minItems", "", "maxItems"),
@@ -38,7 +40,7 @@ ERRORS = {
 
 def routes(server: Server, known: Sequence[Route]) -> list[Route]:
     async def openapi(request: HttpRequest) -> Response:
-        return JSONResponse(document(server, known))
+        return JSONResponse(await asyncio.to_thread(document, server, known))  # templates are rendered for it
 
     return [Route("/openapi.json", openapi)]
 
@@ -102,16 +104,27 @@ def _answer(schema: str) -> Schema:
 
 
 def body_schema(server: Server, about: Mapping[str, Any], names: Sequence[str]) -> Schema:
-    """The fields of a route: those of each of its shapes, or all."""
-    shapes = []
+    """The fields of a route: those of each of its shapes, or all.  Models of which the same is said stand together."""
+    schemas = []
     for shape in about.get("shapes", [{}]):
-        alike: dict[object, list[ModelCard]] = {}  # models of which the same is said
+        alike: dict[str, tuple[Schema, list[str]]] = {}
         for card in (server.cards[name] for name in names):
-            if shape.get("layout", card.spec.layout) == card.spec.layout:
-                same = (_vocab(card), card.spec.reads.outputs, card.mask, card.languages)
-                alike.setdefault(same, []).append(card)
-        shapes += [_shape_schema(server, about, shape, cards) for cards in alike.values()]
-    return shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+            if _has_shape(card, shape):
+                schema = _shape_schema(server, about, shape, card)
+                alike.setdefault(json.dumps(schema, sort_keys=True), (schema, []))[1].append(card.name)
+        for schema, same in alike.values():
+            if "model" in schema["properties"]:
+                schema["properties"]["model"] |= {"enum": same}
+            schemas.append(schema)
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _has_shape(card: ModelCard, shape: Mapping[str, Any]) -> bool:
+    return (
+        shape.get("layout", card.spec.layout) == card.spec.layout
+        and (shape.get("ability") is None or shape["ability"] in card.able)
+        and (card.tools or not shape.get("tools"))
+    )
 
 
 def _vocab(card: ModelCard) -> int:
@@ -119,65 +132,111 @@ def _vocab(card: ModelCard) -> int:
     return min((n for n in (card.spec.vocab, card.spec.source_vocab) if n), default=1)
 
 
-def _shape_schema(
-    server: Server, about: Mapping[str, Any], shape: Mapping[str, Any], cards: Sequence[ModelCard]
-) -> Schema:
+def _longest_prompt(card: ModelCard, about: Mapping[str, Any]) -> int | None:
+    """The most ids of a prompt; one that is continued leaves room for one."""
+    longest = card.spec.source_context
+    writes = about.get("ability") == "completions" and card.spec.layout == "decoder"
+    return None if longest is None else longest - writes
+
+
+def _shape_schema(server: Server, about: Mapping[str, Any], shape: Mapping[str, Any], card: ModelCard) -> Schema:
     """The fields of a route but those that are refused and those that the shape is `without`; those that it is `with`
     are required, and `set` has more of the schemas of some."""
-    first = cards[0]
     tables = [*about["fields"], *(server.inside if about.get("inside") else ())]
     known = {name: field for name, field in table(*tables).items() if not field.get("refused")}
-    if not first.tools:
-        known = {name: field for name, field in known.items() if name not in TOOLS}
     required = {name for name, field in known.items() if field.get("required")} | {*shape.get("with", ())}
     required |= {"model"} if "model" in known and len(server.names) > 1 else set()
-    without = {*shape.get("without", ()), *(() if shape.get("constraint") else table("constraint"))}
+    alternatives = table("constraint") if shape.get("constraint") else {}
+    without = {*shape.get("without", ()), *(() if alternatives else table("constraint"))}
     form, properties = "body" in about, dict[str, Schema]()  # a form has no null
     for name, field in known.items():
         if name in without:
             properties |= {} if form else {name: {"type": "null"}}
             continue
-        schema = field_schema(field, _vocab(first))
-        if name == "model":
-            schema = TEXT | {"enum": [card.name for card in cards]}
-        if name in about.get("items", {}):
-            schema |= {"items": {"$ref": f"#/components/schemas/{about['items'][name]}"}}
-        if name in about.get("objects", {}):
-            schema = body_schema(server, {"fields": [about["objects"][name]]}, [first.name])
-        if name == "dimensions":
-            schema["enum"] = [first.spec.reads.outputs]
-        if name == "logit_bias":
-            digits = max(len(str(first.spec.vocab)) - 1, 1)
-            schema |= {"propertyNames": {"pattern": f"^[0-9]{{1,{digits}}}$"}, "additionalProperties": BIAS}
-        if name in LIMITS and first.spec.longest_row is not None and not about.get("shortens"):
-            schema["maximum"] = first.spec.longest_row - 1
-        if name == "language" and first.languages:
-            schema["enum"] = list(first.languages)
-        if about.get("masks") == name:
-            masked = TEXT | {"pattern": re.escape(str(first.mask))}
-            schema = {"anyOf": [masked, {"type": "array", "items": masked, "minItems": 1, "maxItems": MOST_ROWS}]}
-        schema |= shape.get("set", {}).get(name, {})
-        properties[name] = schema if form or name in required else {"anyOf": [schema, {"type": "null"}]}
+        more = shape.get("set", {}).get(name, {})
+        complete = "const" in more or "$ref" in more
+        schema = more if complete else _field_of(server, about, shape, name, field, card) | more
+        bare = form or name in required or name in alternatives
+        properties[name] = schema if bare else {"anyOf": [schema, {"type": "null"}]}
     if form:
         properties["file"] = {"type": "string", "format": "binary", "contentMediaType": "audio/wav"}
         required.add("file")
     whole: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    if "either" in about and not alternatives:
+        name, other = about["either"]
+        whole["dependentSchemas"] = {name: {"properties": {other: {"type": "null"}}}}
+    whole |= {"oneOf": [{"required": [name]} for name in alternatives]} if alternatives else {}
     return whole | ({"required": sorted(required)} if required else {})
 
 
-def field_schema(field: Mapping[str, Any], vocab: int) -> Schema:
-    """The JSON schema of a field of the table, whose token ids are below `vocab`."""
+def _field_of(
+    server: Server, about: Mapping[str, Any], shape: Mapping[str, Any], name: str, field: Mapping[str, Any],
+    card: ModelCard,
+) -> Schema:  # fmt: skip
+    """The schema of a field as this model has it; the name of the model is anything yet."""
+    schema = field_schema(field, _vocab(card), _longest_prompt(card, about))
+    items = about.get("items", {}) | (about.get("tools_items", {}) if card.tools else {})
+    longest, (least, each) = card.spec.longest_row, card.least_prompts if about.get("templated") else (1, 0)
+    if name in items:
+        item = {"$ref": f"#/components/schemas/{items[name]}"}
+        schema = {"anyOf": [TEXT, {"type": "array", "items": item}]} if "anyOf" in schema else schema | {"items": item}
+    if name in about.get("tables", {}):
+        item = _object_schema(about["tables"][name], _vocab(card))
+        own = "custom" if about["tables"][name] == "messages_tool" else "function"
+        other = {"type": "object", "required": ["type"], "properties": {"type": TEXT | {"not": {"const": own}}}}
+        every = item if name in shape.get("with", ()) else {"anyOf": [item, other]} if card.tools else other
+        schema |= {"items": every, "uniqueItems": True}
+    if name in about.get("objects", {}):
+        inner = {"without": shape.get("objects_without", {}).get(name, ())}
+        schema = body_schema(server, {"fields": [about["objects"][name]], "shapes": [inner]}, [card.name])
+    if name == "think":
+        schema = {"enum": think_values(card.tokenizer)}
+    if name == "chat_template_kwargs":
+        value = {"type": ["string", "number", "boolean"]}
+        properties = dict.fromkeys(sorted(variables_of(card.tokenizer)), value)
+        schema |= {"properties": properties, "additionalProperties": False}
+    if name == "dimensions":
+        schema["enum"] = [card.spec.reads.outputs]
+    if name == "logit_bias":
+        digits = max(len(str(card.spec.vocab)) - 1, 1)
+        schema |= {"propertyNames": {"pattern": f"^[0-9]{{1,{digits}}}$"}, "additionalProperties": BIAS}
+    if name in LIMITS and longest is not None and not about.get("shortens"):
+        schema["maximum"] = max(longest - least, 1)
+    if name == "messages" and longest is not None and each:
+        schema["maxItems"] = min(schema["maxItems"], 1 + max(longest - 1 - least, 0) // each)
+    if name == "language" and card.languages:
+        schema["enum"] = list(card.languages)
+    if about.get("masks") == name:
+        masked = TEXT | {"pattern": re.escape(str(card.mask))}
+        schema = {"anyOf": [masked, {"type": "array", "items": masked, "minItems": 1, "maxItems": MOST_ROWS}]}
+    return schema
+
+
+def _object_schema(name: str, vocab: int) -> Schema:
+    """The schema of an object whose fields are those of a table; null counts as left out."""
+    known = {key: field for key, field in table(name).items() if not field.get("refused")}
+    required = sorted(key for key, field in known.items() if field.get("required"))
+    schemas = {key: field_schema(field, vocab) for key, field in known.items()}
+    nullable = {key: {"anyOf": [schema, {"type": "null"}]} for key, schema in schemas.items()}
+    properties = nullable | {key: schemas[key] for key in required}
+    whole: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return whole | ({"required": required} if required else {})
+
+
+def field_schema(field: Mapping[str, Any], vocab: int, longest: int | None = None) -> Schema:
+    """The JSON schema of a field of the table, whose token ids are below `vocab`, at most `longest` in a row."""
+    if "described" in field:
+        return dict(field["described"])
     kind = field["type"]
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": vocab - 1}}
-    some, full = ids | {"minItems": 1}, TEXT | {"minLength": 1}
+    full, most = TEXT | {"minLength": 1}, {} if longest is None else {"maxItems": longest}
+    some = ids | {"minItems": 1} | most
     if kind == "strings":
         one = full if field.get("no_empty") else TEXT
         texts = {"type": "array", "items": one} | ({"maxItems": field["most"]} if "most" in field else {})
         return {"anyOf": [one, texts]}
     if "fields" in field:
-        inner = {name: one for name, one in table(field["fields"]).items() if not one.get("refused")}
-        properties = {name: {"anyOf": [field_schema(one, vocab), {"type": "null"}]} for name, one in inner.items()}
-        return {"type": "object", "properties": properties, "additionalProperties": False}
+        return _object_schema(field["fields"], vocab)
     if kind in ("prompt", "choice", "selection", "schema"):
         return {"anyOf": [{"type": JSON[one]} for one in KINDS[kind]]}
     if kind == "rows":
@@ -187,6 +246,8 @@ def field_schema(field: Mapping[str, Any], vocab: int) -> Schema:
         return {"anyOf": [full, some]}
     if kind == "duration":
         return {"anyOf": [TEXT, {"type": "number"}]}
+    if kind == "level":
+        return {"enum": list(field["one_of"])}
     schema: Schema = ids if kind == "ids" else {"type": kind}
     for key, name in zip(("least", "above", "most"), SIZES.get(kind, ()), strict=False):
         if key in field:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .call_form import CallForm
-from .call_parser import CallParser, Found, Schemas
+from .call_parser import AnswerPiece, CallParser, Schemas
 
 
 @dataclass(eq=False)
@@ -79,16 +79,16 @@ class Reply:
 
     def put(self, text: str) -> list[Change]:
         """What the next text adds."""
-        return self._changes([Found("text", text)] if self.parser is None else self.parser.put(text))
+        return self._changes([AnswerPiece("text", text)] if self.parser is None else self.parser.put(text))
 
     def finish(self) -> list[Change]:
         """What the end of the row adds."""
         changes = [] if self.parser is None or self.complete else self._changes(self.parser.finish())
         return [*changes, *self._close()]
 
-    def _changes(self, found: list[Found]) -> list[Change]:
+    def _changes(self, pieces: list[AnswerPiece]) -> list[Change]:
         changes: list[Change] = []
-        for one in found:
+        for one in pieces:
             if self.complete:
                 break
             if one.kind == "text" and one.text:

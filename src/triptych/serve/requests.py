@@ -116,8 +116,7 @@ def generation_request(
         ends = () if fields.get("ignore_eos") else end_ids(model.inputs)
         return Request(
             prompt=prompt, source=source, sampling=sampling, max_new_tokens=limit, ends=ends,
-            rules=rules_of(model, fields, len(prompt)), number=number, priority=fields.get("priority", 0),
-            deadline=fields.get("timeout"), **more,
+            rules=rules_of(model, fields, len(prompt)), number=number, priority=fields.get("priority", 0), **more,
         )  # fmt: skip
     except InputError as error:
         raise ApiError(400, named_as_requested(error)) from None
@@ -152,9 +151,9 @@ def rules_of(model: Model, fields: Fields, prompt: int) -> list[Rule]:
     return rules
 
 
-def _bias(given: dict[str, Any], vocab: int) -> dict[int, float]:
+def _bias(numbers: dict[str, Any], vocab: int) -> dict[int, float]:
     bias: dict[int, float] = {}
-    for key, value in given.items():
+    for key, value in numbers.items():
         known = key.isascii() and key.isdigit() and len(key) <= len(str(vocab)) and int(key) < vocab
         if not known or isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
             problem = f"logit_bias must have token ids below {vocab:,} and numbers from -100 to 100"

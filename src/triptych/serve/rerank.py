@@ -62,12 +62,14 @@ def documents_of(fields: Fields) -> list[str]:
         problem = "give the texts to rank as documents (Cohere's and Jina's shape) or as texts (TEI's)"
         raise ApiError(400, problem, "documents")
     (name,) = names
-    others = ("return_text", "raw_scores") if name == "documents" else ("top_n", "return_documents")
+    others = (
+        ("return_text", "raw_scores", "truncation_direction") if name == "documents" else ("top_n", "return_documents")
+    )
     if wrong := next((other for other in others if other in fields.values), None):
         raise ApiError(400, f"{wrong} does not go with {name}; leave it out", wrong)
-    found = [one.get("text") if isinstance(one, Mapping) else one for one in fields.values[name]]
-    texts = [text for text in found if isinstance(text, str)]
-    if len(texts) < len(found):
+    values = [one.get("text") if isinstance(one, Mapping) else one for one in fields.values[name]]
+    texts = [text for text in values if isinstance(text, str)]
+    if len(texts) < len(values):
         raise ApiError(400, f'{name} must be texts, or objects with a "text"', name)
     return texts
 

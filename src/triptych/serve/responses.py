@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from .fields import ApiError, Fields
 from .generation import ServedRequest, event, respond
 from .replies import CallPart, Change, Part, TextPart
 from .requests import body
+from .thinking import LEVEL, with_reasoning
 from .tools import Tool, functions
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ def routes(server: Server) -> list[Route]:
     async def responses(request: HttpRequest) -> Response:
         fields = await body(request, "responses", *server.inside)
         worker = server.worker_of(fields)
-        conversation = conversation_of(fields)
+        variables = await asyncio.to_thread(with_reasoning, worker, fields)
+        conversation = replace(conversation_of(fields), variables=variables)
         generation = await begin(worker, limited(fields), conversation, kind="resp_")
         return await respond(
             request, generation, lambda: response_json(generation, conversation),
@@ -56,8 +59,8 @@ def conversation_of(fields: Fields) -> Conversation:
     """
     instructions = fields.get("instructions")
     messages = [Message("system", instructions)] if instructions else []
-    given = fields.get("input", "")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    content = fields.get("input", "")
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     for i, item in enumerate(items):
         add_item(messages, fields, item, f"input[{i}]")
     if not items:
@@ -135,7 +138,8 @@ def response_json(generation: ServedRequest, conversation: Conversation, *, begu
         "temperature": fields.get("temperature", 1.0), "top_p": fields.get("top_p", 1.0), "top_logprobs": 0,
         "presence_penalty": fields.get("presence_penalty", 0.0),
         "frequency_penalty": fields.get("frequency_penalty", 0.0),
-        "text": {"format": {"type": "text"}} | fields.get("text", {}), "reasoning": {"effort": None, "summary": None},
+        "text": {"format": {"type": "text"}} | fields.get("text", {}),
+        "reasoning": {"effort": conversation.variables.get(LEVEL), "summary": None},
         "tools": tools_json(conversation), "tool_choice": choice_json(conversation),
         "parallel_tool_calls": conversation.use.parallel, "truncation": "disabled", "store": False,
         "background": False, "service_tier": "default", "safety_identifier": None, "prompt_cache_key": None,

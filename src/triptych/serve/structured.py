@@ -11,7 +11,7 @@ from typing import Any
 from triptych.errors import TriptychError, nearest, shown
 from triptych.generate import Constraint
 from triptych.model import Model
-from .fields import ApiError, Fields
+from .fields import ApiError, Fields, read
 
 MOST_SCHEMA = 1 << 18  # characters of a schema
 MOST_GRAMMAR = 1 << 16  # of a grammar
@@ -29,8 +29,8 @@ def constraint_of(fields: Fields, model: Model) -> Constraint | None:
 
     Raises ApiError for several, for what is malformed or too large, and for what would not be kept.
     """
-    given = [name for name in _FIELDS if name in fields.values]
-    constraints = [one for one in [(name, _FIELDS[name](fields.values[name], name)) for name in given] if one[1]]
+    present = [name for name in _FIELDS if name in fields.values]
+    constraints = [one for one in [(name, _FIELDS[name](fields.values[name], name)) for name in present] if one[1]]
     if len(constraints) > 1:
         names = " and ".join(name for name, _ in constraints)
         raise ApiError(400, f"{names} do not go together; give one", constraints[1][0])
@@ -58,15 +58,12 @@ def format_constraint(value: Any, name: str) -> Constraint | None:
         return schema_constraint(value.get("schema", {"type": "object"}), name)
     if kind != "json_schema":
         raise ApiError(400, f"{name}.type must be text, json_object or json_schema, not {shown(kind)}", name)
-    nested = value.get("json_schema", value)
-    if nested is not value:
+    if "json_schema" in value:
         _only(value, name, ("type", "json_schema"))
-    if not isinstance(nested, Mapping):
-        raise ApiError(400, f"{name}.json_schema must be an object with a schema", name)
-    _only(nested, name, ("type", "name", "description", "schema", "strict"))
-    if nested.get("schema") is None:
-        raise ApiError(400, f"{name}: schema is missing", name)
-    return schema_constraint(nested["schema"], name)
+        nested, at = value["json_schema"], f"{name}.json_schema"
+    else:
+        nested, at = {key: one for key, one in value.items() if key != "type"}, name
+    return schema_constraint(read(nested, "json_schema_format", at=at).values["schema"], name)
 
 
 def _inner_format(value: Mapping[str, Any], name: str) -> Constraint | None:
@@ -119,6 +116,7 @@ def _of_kind(kind: str, value: Any, name: str) -> Constraint:
 _FIELDS: dict[str, Callable[[Any, str], Constraint | None]] = {
     "response_format": format_constraint,
     "text": lambda value, name: _inner_format(value, name),
+    "output_format": format_constraint,
     "output_config": lambda value, name: _inner_format(value, name),
     "structured_outputs": _structured,
     "json_schema": schema_constraint,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .app import Server
 
 OF_VLLM, OF_LLAMA_CPP = ("add_special_tokens", "return_token_strs"), ("add_special", "with_pieces")
+OF_MESSAGES = ("continue_final_message", "add_generation_prompt")
 
 
 def routes(server: Server) -> list[Route]:
@@ -68,7 +69,7 @@ async def tokenized(worker: ModelWorker, fields: Fields) -> dict[str, Any]:
     if len(names) != 1:
         raise ApiError(400, "give the text as prompt or messages (vLLM's shape) or as content (llama.cpp's)", "prompt")
     (name,) = names
-    for other in OF_VLLM if name == "content" else OF_LLAMA_CPP:
+    for other in (*(OF_VLLM if name == "content" else OF_LLAMA_CPP), *(() if name == "messages" else OF_MESSAGES)):
         if other in fields.values:
             raise ApiError(400, f"{other} does not go with {name}; leave it out", other)
     words, text = worker.model.inputs.words, fields.get(name)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic, sleep
@@ -48,7 +48,7 @@ class ServedRow:
     hidden    special tokens whose text is no part of the row's; None for all.
     taken     set once the worker has taken the row, or has refused it for the reason `refused`.
     scored    log-probabilities of ids of the prompt that were computed and not delivered.
-    last      when its newest ids came, and `submitted` when it was queued (`monotonic`).
+    last      when its newest ids came, `submitted` when it was queued, and `due` when it leaves (`monotonic`).
     """
 
     worker: ModelWorker
@@ -65,6 +65,7 @@ class ServedRow:
     scored: list[TokenLogprobs] = field(default_factory=list)
     submitted: float = field(default_factory=monotonic)
     last: float | None = None
+    due: float | None = None
 
     async def __aiter__(self) -> AsyncIterator[RowPiece]:
         """Leaving the loop before the last piece cancels the row."""
@@ -128,10 +129,12 @@ class ModelWorker:
     # -- from the event loop --------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None
+        self, request: Request, stop: tuple[str, ...] = (), *, hidden: frozenset[int] | None = None,
+        due: float | None = None,
     ) -> ServedRow:  # fmt: skip
-        """Queue a request.  What cannot be run comes as an error in its only piece."""
-        served = ServedRow(self, request, stop, asyncio.get_running_loop(), hidden=hidden)
+        """Queue a request, whose row leaves at the time `due` (`monotonic`), however long it waits before.  What cannot
+        be run comes as an error in its only piece."""
+        served = ServedRow(self, request, stop, asyncio.get_running_loop(), hidden=hidden, due=due)
         if not self.post(lambda: self._take(served)):
             self._refuse(served, InputError(STOPPING))
         return served
@@ -217,7 +220,8 @@ class ModelWorker:
                 stream = self.model.tokenizer.stream(skip_special=served.hidden is None)
                 without_text = {*served.request.ends, *(served.hidden or ())}
                 served.text = RowText(stream, without_text, served.stop)
-            served.row = self.scheduler.submit(served.request)
+            left = None if served.due is None else max(served.due - monotonic(), 0.0)
+            served.row = self.scheduler.submit(replace(served.request, deadline=left))
             if self.meter is not None:
                 self.meter.read(len(served.request.prompt))
         except Exception as error:

@@ -93,6 +93,14 @@ class ChatTemplate:
             raise TextError(f"chat template: {answer['error']}")
         return RenderedPrompt(answer["text"])
 
+    def variables(self) -> frozenset[str]:
+        """The names of the variables that the template reads, `messages` among them.  Raises TextError for a template
+        that is broken."""
+        answer = _WORKER.ask(json.dumps({"source": self.source}), SECONDS)
+        if "error" in answer:
+            raise TextError(f"chat template: {answer['error']}")
+        return frozenset(answer["known"])
+
 
 def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):

@@ -1,7 +1,8 @@
 """The program that renders chat templates; `triptych.text.chat` starts it and limits its time.
 
 It reads one JSON request per line and answers with one line of JSON that has `text`, or `error`, or `unread` where
-a variable was given that the template never uses.  It imports nothing of Triptych, so that it starts fast.
+a variable was given that the template never uses; to a request without messages, the variables that it uses as
+`known`.  It imports nothing of Triptych, so that it starts fast.
 """
 
 import json
@@ -90,6 +91,8 @@ def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """The reply to one request."""
     template, known = _compiled(request["source"])
+    if "messages" not in request:
+        return {"known": sorted(known)}
     variables = request["variables"]
     unread = sorted(set(variables) - known)
     if unread:

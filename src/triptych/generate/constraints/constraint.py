@@ -149,8 +149,8 @@ def _problem(grammar: str) -> str | None:
     if len(grammar) > MOST_TEXT:
         return f"{len(grammar):,} characters are more than {MOST_TEXT:,}"
     wrong, messages = guidance().LLMatcher.validate_grammar_with_warnings(_lark(grammar), limits=limits())
-    told = [message for message in messages if "no tokenizer" not in message]  # special tokens are looked up later
-    return reason(told[0]) if told or wrong else None
+    warnings = [message for message in messages if "no tokenizer" not in message]  # special tokens are looked up later
+    return reason(warnings[0]) if warnings or wrong else None
 
 
 def _checked(grammar: str, what: str) -> str:
