@@ -100,7 +100,7 @@ def with_variables(worker: ModelWorker, fields: Fields) -> Mapping[str, Any]:
     Raises ApiError for a variable that the template does not read or that a field of the request sets, and for a value
     that is no text, number or boolean.
     """
-    values: Mapping[str, Any] = fields.get("chat_template_kwargs", {})
+    values: dict[str, Any] = fields.get("chat_template_kwargs", {})
     known = variables_of(worker.model.tokenizer)
     for name, value in values.items():
         path = f"chat_template_kwargs.{shown_name(name)}"
