@@ -47,6 +47,7 @@ TESTS: dict[str, str] = {
     "test_native_encoder.py": "bits or decoder_gives or sources_in_bf16",
     "test_speculation.py": "bits or whatever",
     "test_prefixes.py": "bits or before",
+    "test_scoring.py": "plain_forwards or beside",
     "test_cache_types.py": "reused or two_types or damaged",
     "test_packed_inside.py": "",
     "test_parity.py": "ragged",

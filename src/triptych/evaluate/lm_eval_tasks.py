@@ -216,11 +216,17 @@ def _spec(manager: Any, name: str) -> dict[str, Any]:
 
 
 def _member(manager: Any, member: Any) -> Any:
-    """A task of a group or a tag with its data files; groups in it, and tasks that it changes, as they are."""
-    entry = manager.task_index.get(member) if isinstance(member, str) else None
-    if entry is None or entry.cfg is None or "group" in entry.cfg:
+    """A task of a group or a tag with its data files, and with what the group changes of it; other members as they are,
+    once what they stand for was checked."""
+    changes = dict(member) if isinstance(member, Mapping) else {"task": member}
+    name = changes.get("task")
+    entry = manager.task_index.get(name) if isinstance(name, str) else None
+    if entry is None:
         return member
-    return {"task": member, **_checked(entry.cfg, entry.yaml_path)}
+    if entry.cfg is None or "group" in entry.cfg:
+        _spec(manager, entry.name)
+        return member
+    return {**changes, **_checked({**entry.cfg, **changes}, entry.yaml_path)}
 
 
 def _checked(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
