@@ -63,14 +63,24 @@ def write_texts(path: Path, megabytes: int) -> None:
 
 
 def alone(words: Tokenizer, texts: list[str]) -> tuple[float, float]:
-    """Bytes a second of processor time of the tokenizer alone: encoding, and encoding with the ids taken out."""
+    """Bytes a second of processor time of the tokenizer alone, a million characters a call on one thread: encoding, and
+    encoding with the ids taken out."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    size, began = sum(map(len, texts)), time.process_time()
-    rows = words.backend.encode_batch_fast(texts, add_special_tokens=False)
-    encoded = time.process_time()
-    total = sum(len(row.ids) for row in rows)
-    assert total
-    return size / (encoded - began), size / (time.process_time() - began)
+    groups, size = [list[str]()], 0
+    for text in texts:
+        groups[-1].append(text)
+        size += len(text)
+        if size >> 20 >= len(groups):
+            groups.append([])
+    encoding = taking = 0.0
+    for group in groups:
+        began = time.process_time()
+        rows = words.backend.encode_batch_fast(group, add_special_tokens=False)
+        encoded = time.process_time()
+        assert sum(len(row.ids) for row in rows) >= len(group)
+        encoding += encoded - began
+        taking += time.process_time() - encoded
+    return size / encoding, size / (encoding + taking)
 
 
 def run(source: Path, out: Path, tokenizer: Path) -> subprocess.Popen[bytes]:

@@ -9,7 +9,7 @@ from triptych.errors import counted
 from . import options, screen
 
 if TYPE_CHECKING:
-    from triptych.shards import Contents, ShardSet
+    from triptych.shards import Contents, ShardSet, Summary
 
 SHOWN_TOKENS = 120
 _COLORS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
@@ -45,7 +45,6 @@ def tokenize(
     --offline: With hub:, use only files of a model that were downloaded before.
     """
     from triptych.shards.tokenizer_choice import choose_tokenizer
-    from triptych.shards.tokenizing import in_words
     from triptych.shards.tokenizing import tokenize as run
 
     with screen.counting() as bar:
@@ -65,6 +64,13 @@ def tokenize(
         except KeyboardInterrupt:
             screen.note(f"{out} has the shards that are done; the same command goes on from there")
             raise
+    _made(summary, out, as_json=as_json)
+
+
+def _made(summary: Summary, out: Path, *, as_json: bool) -> None:
+    """Say what has been tokenized."""
+    from triptych.shards.tokenizing import in_words
+
     for line in summary.notes:
         screen.note(line)
     if as_json:
@@ -76,7 +82,7 @@ def tokenize(
         })  # fmt: skip
         return
     if summary.resumed:
-        screen.note(f"{counted(summary.resumed, 'shard')} were there before")
+        screen.note(f"made before: {counted(summary.resumed, 'shard')}")
     screen.console().print(f"{out}: {in_words(summary)}; in a recipe: data.shards = {str(out)!r}", soft_wrap=True)
 
 

@@ -59,7 +59,7 @@ class DataSettings(RecipeSection):
     """In place of `path`: a directory of `triptych data tokenize`, whose tokens stay on the disk
     (docs/concepts/shards.md), or several with their weights in a mixture: `{"web/" = 0.7, "code/" = 0.3}`, the share of
     rows of each.  For causal, masked, corruption and replaced."""
-    pack: Positive = 32
+    pack: Positive = 16
     """With `data.shards`: how many neighbouring rows are filled together, by best fit, so that few documents are cut; 1
     cuts rows from the text as it comes."""
     columns: dict[str, str] = Field(default_factory=dict)
@@ -74,8 +74,8 @@ class DataSettings(RecipeSection):
     few that one would be too much, the end of the longest), records at random.  Of `shakespeare` whole plays are held
     out instead."""
     held_out_limit: Positive | None = None
-    """Use at most this many of the held-out characters, or of the pairs and records, evenly spaced; of shards tokens,
-    which are 262,144 where it is not set."""
+    """Use at most this many of the held-out characters, or of the pairs and records, evenly spaced.  Of shards it
+    counts tokens, and is 262,144 where it is not set."""
     drop_longer: bool = False
     """Leave out pairs and records of more than `run.length` tokens, which are an error otherwise."""
     words: Positive | None = None
