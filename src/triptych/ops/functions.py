@@ -8,6 +8,7 @@ function follows torch's override protocol: an argument that has `__torch_functi
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import has_torch_function_unary
 
+from .native_training import SHARES, activated, gated
 from .recording import NamedCall, NotLowerable, implements, record, recorded_as
 
 linear = implements("linear")(F.linear)
@@ -29,10 +31,19 @@ implements("add")(operator.add)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
+    **{name: partial(activated, name, plain) for name, (_, plain) in SHARES.items()},
     "tanh": torch.tanh,
+}
+
+
+def _gated(plain: Callable[[Tensor], Tensor], x: Tensor, gate: Tensor) -> Tensor:
+    return plain(x) * gate
+
+
+#: `act(x) * gate` of x and gate, of one shape: gated linear units (Shazeer 2020).
+GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{name: partial(_gated, plain) for name, plain in ACTIVATIONS.items()},
+    **{name: partial(gated, name, plain) for name, (_, plain) in SHARES.items()},
 }
 
 
