@@ -74,6 +74,9 @@ def training():
                     out = attend(q, k, v, mask=mask, bias=bias, path="native")
                     ops.GATED["silu"](out.contiguous(), torch.randn(out.shape, dtype=dtype)).float().sum().backward()
                     ops.ACTIVATIONS["gelu"](q.contiguous()).float().sum().backward()
+        for width, turned in ((64, 64), (7, 2), (50, 36)):
+            x, turn = torch.randn(9, 3, width, dtype=dtype, requires_grad=True), torch.randn(9, 1, turned)
+            ops.rotate(x, ops.Rotation(turn.cos(), turn.sin(), "half")).float().sum().backward()
 
 
 MODELS = {

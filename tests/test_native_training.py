@@ -233,12 +233,31 @@ def test_activations_keep_nan_and_the_ends_of_the_line(level: str, name: str) ->
     assert torch.equal(y[1:], torch.tensor([1e30, -0.0, 0.0, -0.0, 100.0, -0.0]))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_rotation_and_its_gradient_are_those_of_fp64(level: str, dtype: torch.dtype) -> None:
+    """Of all of a vector, of its first part, and of widths that fill no register; a wrong pairing differs."""
+    for width, turned in ((64, 64), (20, 20), (50, 36), (6, 2)):
+        x, cos, sin = drawn(9, 3, width, dtype=dtype), torch.randn(9, 1, turned), torch.randn(9, 1, turned)
+        y = ops.rotate(x, ops.Rotation(cos, sin, "half"))
+        exact = x.detach().double().requires_grad_()
+        expected = ops.rotate(exact, ops.Rotation(cos.double(), sin.double(), "half"))
+        gradient = torch.randn(y.shape).to(dtype)
+        results = [y, *torch.autograd.grad(y, x, gradient)]
+        assert type(y.grad_fn).__name__ == "_RotatedBackward"
+        assert difference(results, [expected, *torch.autograd.grad(expected, exact, gradient.double())]) < FLOATS[dtype]
+        other = ops.rotate(exact, ops.Rotation(cos.double(), sin.double(), "interleaved"))
+        assert turned == 2 or difference([y], [other]) > 0.1
+
+
 # -- where torch computes ---------------------------------------------------------------------------------------------
 
 
 def both(q: Tensor) -> Tensor:
-    """Attention and an activation of q [..., H, T, K]."""
-    return ops.GATED["gelu"](attend(q, q, q, mask=causal()).contiguous(), q)
+    """Attention, a rotation and an activation of q [B, H, T, K]."""
+    out = attend(q, q, q, mask=causal()).contiguous()
+    flat = out.flatten(0, 2)[:, None]
+    turn = torch.arange(4.0).to(q.dtype).expand(len(flat), 1, 4).contiguous()
+    return ops.GATED["gelu"](ops.rotate(flat, ops.Rotation(turn.cos(), turn.sin(), "half")).view(out.shape), q)
 
 
 def test_torch_func_and_other_modes_of_differentiation_get_torch(best: None) -> None:
@@ -300,7 +319,7 @@ def test_compiled_code_gets_torch() -> None:
 
 
 def test_recomputation_gives_the_same_bits(best: None) -> None:
-    q = torch.randn(2, 2, 30, 16, requires_grad=True)
+    q = torch.randn(2, 2, 30, 4, requires_grad=True)
     (plain,) = torch.autograd.grad(both(q).sum(), q)
     (again,) = torch.autograd.grad(checkpoint(both, q, use_reentrant=False).sum(), q)
     assert torch.equal(plain, again)

@@ -6,7 +6,7 @@ says why, and `describe()` what runs.  The functions and structures are those of
 """
 
 from .loader import Library, describe, levels, library, usable_threads, why_not
-from .step import DRAW, Input, Matrix, ScoreTile, TrainActivation, TrainAttention, TrainVectors
+from .step import DRAW, Input, Matrix, ScoreTile, TrainActivation, TrainAttention, TrainRotation, TrainVectors
 
 __all__ = [
     "DRAW",
@@ -16,6 +16,7 @@ __all__ = [
     "ScoreTile",
     "TrainActivation",
     "TrainAttention",
+    "TrainRotation",
     "TrainVectors",
     "describe",
     "levels",

@@ -9,7 +9,18 @@ from functools import cache
 from pathlib import Path
 
 from triptych.errors import ConfigError, nearest
-from .step import Call, Input, Level, Matrix, PlanStruct, ScoreTile, TrainActivation, TrainAttention, constants
+from .step import (
+    Call,
+    Input,
+    Level,
+    Matrix,
+    PlanStruct,
+    ScoreTile,
+    TrainActivation,
+    TrainAttention,
+    TrainRotation,
+    constants,
+)
 
 LEVELS = tuple(level.name.lower() for level in Level)
 VARIABLE = "TRIPTYCH_KERNELS"  # of the environment: the highest level, or "none"
@@ -171,6 +182,7 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "attention_backward": (None, (attention, c_int32)),
         "activation_forward": (None, (activation, c_int32)),
         "activation_backward": (None, (activation, c_int32)),
+        "rotation": (None, (POINTER(TrainRotation), c_int32)),
         "constant": (c_char_p, (c_int, POINTER(c_int64))),
     }
     for name, (result, arguments) in types.items():

@@ -201,6 +201,12 @@ class TrainActivation(Structure):
     _fields_ = _fields((c_void_p, "x gate d_y y d_x d_gate"), (c_int64, "count bf16 function"))
 
 
+class TrainRotation(Structure):
+    """`struct train_rotation` of train.h."""
+
+    _fields_ = _fields((c_void_p, "x y cosines sines"), (c_int64, "tokens heads width half bf16 back"))
+
+
 def constants() -> dict[str, int]:
     """What `constant` of step.h names, with the values that Python has."""
     enums = {"LEVEL": Level, "LAYOUT": MatrixLayout, "OP": Op, "INDEX": Index, "PAIRING": Pairing, "ROWS": Over,
@@ -212,7 +218,7 @@ def constants() -> dict[str, int]:
     sizes = {name: record.itemsize for name, record in records.items()}
     structures = {"plan": PlanStruct, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile,
                   "train_vectors": TrainVectors, "train_attention": TrainAttention,
-                  "train_activation": TrainActivation}  # fmt: skip
+                  "train_activation": TrainActivation, "train_rotation": TrainRotation}  # fmt: skip
     sizes |= {name: ctypes.sizeof(structure) for name, structure in structures.items()}
     return {
         **{name: globals()[name] for name in numbers},

@@ -54,3 +54,10 @@ void activation_backward(const struct train_activation *a, int32_t threads)
     for (int64_t first = 0; first < a->count; first += PIECE)
         kernels->activate_back(a, first, first + PIECE < a->count ? first + PIECE : a->count);
 }
+
+void rotation(const struct train_rotation *r, int32_t threads)
+{
+    const struct train_kernels *kernels = kernels_for(r->bf16);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t token = 0; token < r->tokens; token++) kernels->rotate(r, token);
+}

@@ -45,11 +45,22 @@ struct train_activation {
     int64_t count, bf16, function;
 };
 
+/* Rotary positions of vectors x [tokens][heads][width], which follow one another: number i of the first 2 `half` of each,
+   with its partner half numbers away, becomes x cos + partner sin, cos and sin [tokens][2 half] in fp32; the others stay.
+   With `back` y is the gradient of x from that of the result.  */
+struct train_rotation {
+    const void *x;
+    void *y;
+    const float *cosines, *sines;
+    int64_t tokens, heads, width, half, bf16, back;
+};
+
 struct train_kernels {
     void (*attend)(const struct train_attention *a, int64_t row, int64_t head, float *scratch);
     void (*attend_back)(const struct train_attention *a, int64_t row, int64_t group, float *scratch);
     void (*activate)(const struct train_activation *a, int64_t first, int64_t last);
     void (*activate_back)(const struct train_activation *a, int64_t first, int64_t last);
+    void (*rotate)(const struct train_rotation *r, int64_t token);
 };
 
 extern const struct train_kernels portable_train;
@@ -65,5 +76,6 @@ void attention_forward(const struct train_attention *a, int32_t threads);
 void attention_backward(const struct train_attention *a, int32_t threads);
 void activation_forward(const struct train_activation *a, int32_t threads);
 void activation_backward(const struct train_activation *a, int32_t threads);
+void rotation(const struct train_rotation *r, int32_t threads);
 
 #endif

@@ -194,4 +194,29 @@ TARGET static void ISA(activate_back)(const struct train_activation *a, int64_t 
     EACH_FUNCTION(activate_some_back)
 }
 
-const struct train_kernels ISA(train) = {ISA(attend), ISA(attend_back), ISA(activate), ISA(activate_back)};
+INLINE void rotate_some(const struct train_rotation *r, const char *x, char *y, int64_t i, int64_t end,
+                        const float *cosines, const float *sines)
+{
+    const int64_t half = r->half, bf16 = r->bf16, far = half * (bf16 ? 2 : 4);
+    vf a = numbers(x, i, end, bf16), b = numbers(x + far, i, end, bf16);
+    vf to_a = numbers(r->back ? sines + half : sines, i, end, 0), to_b = numbers(r->back ? sines : sines + half, i, end, 0);
+    keep(y, i, end, multiply_add(b, to_a, a * numbers(cosines, i, end, 0)), bf16);
+    keep(y + far, i, end, multiply_add(a, to_b, b * numbers(cosines + half, i, end, 0)), bf16);
+}
+
+TARGET static void ISA(rotate)(const struct train_rotation *r, int64_t token)
+{
+    const float *cosines = r->cosines + token * 2 * r->half, *sines = r->sines + token * 2 * r->half;
+    const int64_t size = r->bf16 ? 2 : 4, turned = 2 * r->half;
+    for (int64_t head = 0; head < r->heads; head++) {
+        const char *x = (const char *)r->x + (token * r->heads + head) * r->width * size;
+        char *y = (char *)r->y + (token * r->heads + head) * r->width * size;
+        int64_t i = 0;
+        for (; i + LANES <= r->half; i += LANES) rotate_some(r, x, y, i, i + LANES, cosines, sines);
+        if (i < r->half) rotate_some(r, x, y, i, r->half, cosines, sines);
+        memcpy(y + turned * size, x + turned * size, (size_t)((r->width - turned) * size));
+    }
+}
+
+const struct train_kernels ISA(train) = {
+    ISA(attend), ISA(attend_back), ISA(activate), ISA(activate_back), ISA(rotate)};

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import has_torch_function_unary
 
-from .native_training import SHARES, activated, gated
+from .native_training import SHARES, activated, gated, rotated
 from .recording import NamedCall, NotLowerable, implements, record, recorded_as
 
 linear = implements("linear")(F.linear)
@@ -116,6 +116,12 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
         return x
     if has_torch_function_unary(x):
         return record(rotate, x, rotation)
+    if rotation.pairing == "half" and x.requires_grad:
+        return rotated(partial(_rotated, rotation=rotation), x, rotation.cos, rotation.sin)
+    return _rotated(x, rotation)
+
+
+def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation.cos, rotation.sin
     width = cos.shape[2]
     dtype = x.dtype

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from triptych.native import Library, TrainActivation, library, usable_threads
+from triptych.native import Library, TrainActivation, TrainRotation, library, usable_threads
 from triptych.native.step import Function
 
 FEWEST = 1 << 14  # numbers below which a call from Python costs more than the kernel saves
@@ -145,3 +145,43 @@ def gated(name: str, plain: Callable[[Tensor], Tensor], x: Tensor, gate: Tensor)
     ):
         kernels = training_kernels(x, gate)
     return plain(x) * gate if kernels is None else _activation(kernels, name, x, gate)
+
+
+class _Rotated(torch.autograd.Function):
+    """The first numbers of each vector of x [N, H, K] turned with those half of them away."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Library, plain: Callable[[Tensor], Tensor], x: Tensor, *turn: Tensor) -> Tensor:
+        ctx.kernels, ctx.plain = kernels, plain
+        ctx.save_for_backward(x, *turn)
+        return _turned(kernels, x, *turn, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, cos, sin = ctx.saved_tensors
+        by_torch = plain_gradients(ctx.plain, (x,), gradient)
+        turned = by_torch[0] if by_torch else _turned(ctx.kernels, gradient.contiguous(), cos, sin, back=True)
+        return None, None, turned, None, None
+
+
+_rotated: Callable[..., Tensor] = _Rotated.apply  # torch's has no annotation
+
+
+def _turned(kernels: Library, x: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> Tensor:
+    y = torch.empty_like(x)
+    tokens, heads, width = x.shape
+    call = TrainRotation(
+        x=x.data_ptr(), y=y.data_ptr(), cosines=cos.data_ptr(), sines=sin.data_ptr(), tokens=tokens, heads=heads,
+        width=width, half=cos.shape[2] // 2, bf16=x.dtype is torch.bfloat16, back=back,
+    )  # fmt: skip
+    kernels.functions.rotation(ctypes.byref(call), usable_threads(torch.get_num_threads()))
+    return y
+
+
+def rotated(plain: Callable[[Tensor], Tensor], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`plain(x)` of x [N, H, K], which turns numbers with those half of the width of cos and sin away, on the kernels
+    where they serve."""
+    large = type(x) in PLAIN and x.numel() >= FEWEST and x.is_contiguous() and cos.dtype is torch.float32
+    fixed = large and not (cos.requires_grad or sin.requires_grad) and cos.is_contiguous() and sin.is_contiguous()
+    kernels = training_kernels(x) if fixed and cos.shape[:2] == sin.shape[:2] == (len(x), 1) else None
+    return plain(x) if kernels is None else _rotated(kernels, plain, x, cos, sin)
