@@ -77,6 +77,9 @@ def training():
         for width, turned in ((64, 64), (7, 2), (50, 36)):
             x, turn = torch.randn(9, 3, width, dtype=dtype, requires_grad=True), torch.randn(9, 1, turned)
             ops.rotate(x, ops.Rotation(turn.cos(), turn.sin(), "half")).float().sum().backward()
+    for tokens, width in ((1, 1), (300, 33)):
+        weight = torch.ones(width, requires_grad=True)
+        ops.rms_norm(torch.randn(tokens, width, requires_grad=True), weight, 0.0, 1e-5).sum().backward()
 
 
 MODELS = {

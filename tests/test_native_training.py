@@ -170,12 +170,14 @@ def test_threads_change_no_bit(best: None) -> None:
     before = torch.get_num_threads()
     inputs = [drawn(3, 4, 70, 16, dtype=torch.bfloat16) for _ in range(3)]
     bias, gate = drawn(1, 4, 70, 70), drawn(3, 4, 70, 16, dtype=torch.bfloat16)
+    weight = drawn(16)
     runs = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             out = ops.GATED["silu"](attend(*inputs, mask=causal(), bias=bias, path="native").contiguous(), gate)
-            runs.append([out, *torch.autograd.grad(out.float().square().sum(), [*inputs, bias, gate])])
+            out = ops.rms_norm(out.float(), weight, 0.0, 1e-5)
+            runs.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, bias, gate, weight])])
     finally:
         torch.set_num_threads(before)
     for other in runs[1:]:
@@ -249,13 +251,31 @@ def test_a_rotation_and_its_gradient_are_those_of_fp64(level: str, dtype: torch.
         assert turned == 2 or difference([y], [other]) > 0.1
 
 
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_norm_and_its_gradient_are_those_of_fp64(level: str, offset: float) -> None:
+    """Over one and several pieces of tokens; another offset differs."""
+    for tokens, width in ((1, 1), (3, 7), (300, 33), (128, 64)):
+        x, weight = drawn(tokens, width), drawn(width)
+        y = ops.rms_norm(x, weight, offset, 1e-3)
+        exact = [one.detach().double().requires_grad_() for one in (x, weight)]
+        expected = ops.rms_norm(*exact, offset, 1e-3)
+        gradient = torch.randn(y.shape)
+        results = [y, *torch.autograd.grad(y, (x, weight), gradient)]
+        assert type(y.grad_fn).__name__ == "_NormedBackward"
+        assert difference(results, [expected, *torch.autograd.grad(expected, exact, gradient.double())]) < 2e-5
+        assert difference([y], [ops.rms_norm(*exact, offset + 0.5, 1e-3)]) > 1e-2
+        frozen = torch.autograd.grad(ops.rms_norm(x, weight.detach(), offset, 1e-3), x, gradient)
+        assert torch.equal(frozen[0], results[1])
+
+
 # -- where torch computes ---------------------------------------------------------------------------------------------
 
 
 def both(q: Tensor) -> Tensor:
-    """Attention, a rotation and an activation of q [B, H, T, K]."""
+    """Attention, a norm, a rotation and an activation of q [B, H, T, 4]."""
     out = attend(q, q, q, mask=causal()).contiguous()
     flat = out.flatten(0, 2)[:, None]
+    flat = ops.rms_norm(flat, torch.ones(4).to(flat), 0.5, 1e-5)
     turn = torch.arange(4.0).to(q.dtype).expand(len(flat), 1, 4).contiguous()
     return ops.GATED["gelu"](ops.rotate(flat, ops.Rotation(turn.cos(), turn.sin(), "half")).view(out.shape), q)
 

@@ -192,7 +192,7 @@ static const struct {
     C(FUNCTION_SCALE) C(FUNCTION_SHIFT) C(FUNCTION_SOFTCAP) C(FUNCTION_SIGMOID) C(FUNCTION_ABS) C(FUNCTION_RECIPROCAL)
     C(FUNCTION_EXP)
     SIZE(instruction) SIZE(chunk) SIZE(store) SIZE(plan) SIZE(batch) SIZE(matrix) SIZE(input) SIZE(score_tile) SIZE(draw)
-    SIZE(train_vectors) SIZE(train_attention) SIZE(train_activation) SIZE(train_rotation) C(LONGEST_ROW)
+    SIZE(train_vectors) SIZE(train_attention) SIZE(train_activation) SIZE(train_rotation) SIZE(train_norm) C(NORM_TOKENS) C(LONGEST_ROW)
     {OPERANDS(AS_TEXT), 0}};
 
 const char *constant(int i, int64_t *value)

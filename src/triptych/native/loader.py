@@ -18,6 +18,7 @@ from .step import (
     ScoreTile,
     TrainActivation,
     TrainAttention,
+    TrainNorm,
     TrainRotation,
     constants,
 )
@@ -183,6 +184,8 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "activation_forward": (None, (activation, c_int32)),
         "activation_backward": (None, (activation, c_int32)),
         "rotation": (None, (POINTER(TrainRotation), c_int32)),
+        "norm_forward": (None, (POINTER(TrainNorm), c_int32)),
+        "norm_backward": (None, (POINTER(TrainNorm), c_int32)),
         "constant": (c_char_p, (c_int, POINTER(c_int64))),
     }
     for name, (result, arguments) in types.items():

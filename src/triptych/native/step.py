@@ -32,6 +32,7 @@ PAGES_OF_CHUNK = 65536  # a page in a table is the number of its chunk, times th
 STATISTICS_PANEL = 64  # keys that stand side by side
 STATISTICS_TOP = 32  # keys of one query that attention statistics may ask for
 LONGEST_ROW = 512  # keys of a row of attention in a training step
+NORM_TOKENS = 128  # whose part of the gradient of a norm's weight is summed by itself
 
 
 # Each enumeration of the headers, whose members count up from its start.
@@ -207,18 +208,27 @@ class TrainRotation(Structure):
     _fields_ = _fields((c_void_p, "x y cosines sines"), (c_int64, "tokens heads width half bf16 back"))
 
 
+class TrainNorm(Structure):
+    """`struct train_norm` of train.h."""
+
+    _fields_ = _fields(
+        (c_void_p, "x weight d_y y inverse d_x d_weight"), (c_int64, "tokens width"), (c_double, "eps offset")
+    )
+
+
 def constants() -> dict[str, int]:
     """What `constant` of step.h names, with the values that Python has."""
     enums = {"LEVEL": Level, "LAYOUT": MatrixLayout, "OP": Op, "INDEX": Index, "PAIRING": Pairing, "ROWS": Over,
              "BARRIER": Barrier, "ATTEND": KeySource, "STORED": StoredType, "FUNCTION": Function}  # fmt: skip
     numbers = ("BAND", "GROUP", "SUPERGROUP", "PAIR", "RANGE", "TILE_KEYS", "QUERIES", "QUERIES_BF16", "SCORES",
                "WIDEST_BF16", "FEW_TOKENS", "COUNTERS", "PAGES_OF_CHUNK", "STATISTICS_TOP", "STATISTICS_PANEL",
-               "OUTPUT", "LONGEST_ROW")  # fmt: skip
+               "OUTPUT", "LONGEST_ROW", "NORM_TOKENS")  # fmt: skip
     records = {"instruction": INSTRUCTION, "chunk": CHUNK, "store": STORE, "draw": DRAW}
     sizes = {name: record.itemsize for name, record in records.items()}
     structures = {"plan": PlanStruct, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile,
                   "train_vectors": TrainVectors, "train_attention": TrainAttention,
-                  "train_activation": TrainActivation, "train_rotation": TrainRotation}  # fmt: skip
+                  "train_activation": TrainActivation, "train_rotation": TrainRotation,
+                  "train_norm": TrainNorm}  # fmt: skip
     sizes |= {name: ctypes.sizeof(structure) for name, structure in structures.items()}
     return {
         **{name: globals()[name] for name in numbers},

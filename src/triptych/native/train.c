@@ -61,3 +61,25 @@ void rotation(const struct train_rotation *r, int32_t threads)
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t token = 0; token < r->tokens; token++) kernels->rotate(r, token);
 }
+
+static int64_t end_of_piece(const struct train_norm *m, int64_t first)
+{
+    return first + NORM_TOKENS < m->tokens ? first + NORM_TOKENS : m->tokens;
+}
+
+void norm_forward(const struct train_norm *m, int32_t threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < m->tokens; first += NORM_TOKENS)
+        train_kernels_in_use->norm(m, first, end_of_piece(m, first));
+}
+
+void norm_backward(const struct train_norm *m, int32_t threads)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < m->tokens; first += NORM_TOKENS)
+        train_kernels_in_use->norm_back(m, first, end_of_piece(m, first),
+                                        m->d_weight ? m->d_weight + first / NORM_TOKENS * m->width : NULL);
+    for (int64_t i = m->width; m->d_weight && i < (m->tokens + NORM_TOKENS - 1) / NORM_TOKENS * m->width; i++)
+        m->d_weight[i % m->width] += m->d_weight[i];
+}

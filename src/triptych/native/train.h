@@ -55,12 +55,25 @@ struct train_rotation {
     int64_t tokens, heads, width, half, bf16, back;
 };
 
+/* y = x / sqrt(mean(x^2) + eps) (weight + offset) of vectors x [tokens][width] in fp32, which follow one another; `inverse`
+   [tokens] is what x is multiplied with.  Backward: d_x; and d_weight where it is not NULL, [pieces][width] for pieces of
+   NORM_TOKENS tokens, whose sum then is in the first.  */
+#define NORM_TOKENS 128
+struct train_norm {
+    const float *x, *weight, *d_y;
+    float *y, *inverse, *d_x, *d_weight;
+    int64_t tokens, width;
+    double eps, offset;
+};
+
 struct train_kernels {
     void (*attend)(const struct train_attention *a, int64_t row, int64_t head, float *scratch);
     void (*attend_back)(const struct train_attention *a, int64_t row, int64_t group, float *scratch);
     void (*activate)(const struct train_activation *a, int64_t first, int64_t last);
     void (*activate_back)(const struct train_activation *a, int64_t first, int64_t last);
     void (*rotate)(const struct train_rotation *r, int64_t token);
+    void (*norm)(const struct train_norm *m, int64_t first, int64_t last);
+    void (*norm_back)(const struct train_norm *m, int64_t first, int64_t last, float *d_weight);
 };
 
 extern const struct train_kernels portable_train;
@@ -77,5 +90,7 @@ void attention_backward(const struct train_attention *a, int32_t threads);
 void activation_forward(const struct train_activation *a, int32_t threads);
 void activation_backward(const struct train_activation *a, int32_t threads);
 void rotation(const struct train_rotation *r, int32_t threads);
+void norm_forward(const struct train_norm *m, int32_t threads);
+void norm_backward(const struct train_norm *m, int32_t threads);
 
 #endif

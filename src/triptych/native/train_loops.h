@@ -218,5 +218,51 @@ TARGET static void ISA(rotate)(const struct train_rotation *r, int64_t token)
     }
 }
 
-const struct train_kernels ISA(train) = {
-    ISA(attend), ISA(attend_back), ISA(activate), ISA(activate_back), ISA(rotate)};
+/* BODY for i = 0, LANES, 2 LANES ... below n, where numbers from `end` on are not there. */
+#define OF_A_VECTOR(n, ...)                                               \
+    {                                                                     \
+        int64_t i = 0, end = LANES;                                       \
+        for (; i + LANES <= (n); i += LANES, end = i + LANES) __VA_ARGS__ \
+        end = (n);                                                        \
+        if (i < end) __VA_ARGS__                                          \
+    }
+
+TARGET static void ISA(norm)(const struct train_norm *m, int64_t first, int64_t last)
+{
+    for (int64_t token = first; token < last; token++) {
+        const float *x = m->x + token * m->width;
+        float *y = m->y + token * m->width;
+        vf sum = {0};
+        OF_A_VECTOR(m->width, { vf one = numbers(x, i, end, 0); sum = multiply_add(one, one, sum); })
+        float inverse = 1.0f / sqrtf(sum_of_lanes(sum) / (float)m->width + (float)m->eps);
+        m->inverse[token] = inverse;
+        OF_A_VECTOR(m->width, {
+            vf weight = numbers(m->weight, i, end, 0) + (float)m->offset;
+            keep(y, i, end, numbers(x, i, end, 0) * inverse * weight, 0);
+        })
+    }
+}
+
+TARGET static void ISA(norm_back)(const struct train_norm *m, int64_t first, int64_t last, float *d_weight)
+{
+    if (d_weight) memset(d_weight, 0, (size_t)m->width * sizeof *d_weight);
+    for (int64_t token = first; token < last; token++) {
+        const float *x = m->x + token * m->width, *d = m->d_y + token * m->width, inverse = m->inverse[token];
+        float *d_x = m->d_x + token * m->width;
+        vf dot = {0};
+        OF_A_VECTOR(m->width, {
+            vf weight = numbers(m->weight, i, end, 0) + (float)m->offset;
+            dot = multiply_add(numbers(d, i, end, 0) * weight, numbers(x, i, end, 0), dot);
+        })
+        float along = sum_of_lanes(dot) * inverse * inverse / (float)m->width;
+        OF_A_VECTOR(m->width, {
+            vf weight = numbers(m->weight, i, end, 0) + (float)m->offset, one = numbers(x, i, end, 0);
+            vf gradient = numbers(d, i, end, 0);
+            keep(d_x, i, end, (gradient * weight - one * along) * inverse, 0);
+            if (d_weight) keep(d_weight, i, end, multiply_add(gradient, one * inverse, numbers(d_weight, i, end, 0)), 0);
+        })
+    }
+}
+
+const struct train_kernels ISA(train) = {ISA(attend),        ISA(attend_back), ISA(activate), ISA(activate_back),
+                                         ISA(rotate),        ISA(norm),        ISA(norm_back)};

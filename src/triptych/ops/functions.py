@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import has_torch_function_unary
 
-from .native_training import SHARES, activated, gated, rotated
+from . import native_training
+from .native_training import SHARES, activated, gated
 from .recording import NamedCall, NotLowerable, implements, record, recorded_as
 
 linear = implements("linear")(F.linear)
@@ -96,6 +97,9 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float | None) -> Ten
     better."""
     if has_torch_function_unary(x):
         return record(rms_norm, x, weight, offset, eps)
+    large = x.requires_grad and x.numel() >= native_training.FEWEST
+    if large and (y := native_training.normed(x, weight, offset, eps)) is not None:
+        return y
     dtype = x.dtype
     plain = dtype is weight.dtype and not offset  # what each layer of most models calls: no casts
     if plain and (
@@ -116,13 +120,10 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
         return x
     if has_torch_function_unary(x):
         return record(rotate, x, rotation)
-    if rotation.pairing == "half" and x.requires_grad:
-        return rotated(partial(_rotated, rotation=rotation), x, rotation.cos, rotation.sin)
-    return _rotated(x, rotation)
-
-
-def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation.cos, rotation.sin
+    large = x.requires_grad and rotation.pairing == "half" and x.numel() >= native_training.FEWEST
+    if large and (y := native_training.rotated(x, cos, sin)) is not None:
+        return y
     width = cos.shape[2]
     dtype = x.dtype
     part = x if x.shape[2] == width else x[..., :width]

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from triptych.native import Library, TrainActivation, TrainRotation, library, usable_threads
-from triptych.native.step import Function
+from triptych.native.step import NORM_TOKENS, Function, TrainNorm
 
 FEWEST = 1 << 14  # numbers below which a call from Python costs more than the kernel saves
 PLAIN = (Tensor, nn.Parameter)
@@ -148,20 +148,24 @@ def gated(name: str, plain: Callable[[Tensor], Tensor], x: Tensor, gate: Tensor)
 
 
 class _Rotated(torch.autograd.Function):
-    """The first numbers of each vector of x [N, H, K] turned with those half of them away."""
+    """The first numbers of each vector of x [N, H, K] turned with those half of their number away."""
 
     @staticmethod
-    def forward(ctx: Any, kernels: Library, plain: Callable[[Tensor], Tensor], x: Tensor, *turn: Tensor) -> Tensor:
-        ctx.kernels, ctx.plain = kernels, plain
-        ctx.save_for_backward(x, *turn)
-        return _turned(kernels, x, *turn, back=False)
+    def forward(ctx: Any, kernels: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.kernels = kernels
+        ctx.save_for_backward(cos, sin)
+        return _turned(kernels, x, cos, sin, back=False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, cos, sin = ctx.saved_tensors
-        by_torch = plain_gradients(ctx.plain, (x,), gradient)
-        turned = by_torch[0] if by_torch else _turned(ctx.kernels, gradient.contiguous(), cos, sin, back=True)
-        return None, None, turned, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        if not torch.is_grad_enabled() and torch._C._has_storage(gradient) and not _watched():
+            return None, _turned(ctx.kernels, gradient.contiguous(), cos, sin, back=True), None, None
+        width = cos.shape[2]
+        whole = width == gradient.shape[2]
+        wide = (gradient if whole else gradient[..., :width]).to(cos.dtype)
+        turned = (wide * cos + (wide * sin).roll(width // 2, -1)).to(gradient.dtype)
+        return None, turned if whole else torch.cat((turned, gradient[..., width:]), -1), None, None
 
 
 _rotated: Callable[..., Tensor] = _Rotated.apply  # torch's has no annotation
@@ -178,10 +182,59 @@ def _turned(kernels: Library, x: Tensor, cos: Tensor, sin: Tensor, *, back: bool
     return y
 
 
-def rotated(plain: Callable[[Tensor], Tensor], x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`plain(x)` of x [N, H, K], which turns numbers with those half of the width of cos and sin away, on the kernels
-    where they serve."""
-    large = type(x) in PLAIN and x.numel() >= FEWEST and x.is_contiguous() and cos.dtype is torch.float32
-    fixed = large and not (cos.requires_grad or sin.requires_grad) and cos.is_contiguous() and sin.is_contiguous()
-    kernels = training_kernels(x) if fixed and cos.shape[:2] == sin.shape[:2] == (len(x), 1) else None
-    return plain(x) if kernels is None else _rotated(kernels, plain, x, cos, sin)
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
+    """x [N, H, K], the first numbers turned with those half of the width of cos and sin away; None where the kernels do
+    not serve."""
+    plain = type(x) in PLAIN and x.is_contiguous() and cos.dtype is torch.float32 and cos.shape == sin.shape
+    fixed = plain and not (cos.requires_grad or sin.requires_grad) and cos.is_contiguous() and sin.is_contiguous()
+    kernels = training_kernels(x) if fixed and cos.shape[:2] == (len(x), 1) else None
+    return None if kernels is None else _rotated(kernels, x, cos, sin)
+
+
+class _Normed(torch.autograd.Function):
+    """RMS norm of x [..., D] in fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: Library, x: Tensor, weight: Tensor, offset: float, eps: float
+    ) -> Tensor:  # fmt: skip
+        ctx.decided = kernels, offset, eps
+        y, inverse = torch.empty_like(x), torch.empty(x.shape[:-1])
+        ctx.save_for_backward(x, weight, inverse)
+        call = _norm(x, weight, inverse, offset, eps)
+        call.y = y.data_ptr()
+        kernels.functions.norm_forward(ctypes.byref(call), usable_threads(torch.get_num_threads()))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        kernels, offset, eps = ctx.decided
+        by_torch = plain_gradients(lambda x, w: F.rms_norm(x, w.shape, w + offset, eps), (x, weight), gradient)
+        if by_torch is not None:
+            return None, by_torch[0], by_torch[1], None, None
+        gradient, d_x, d_weight = gradient.contiguous(), torch.empty_like(x), None
+        call = _norm(x, weight, inverse, offset, eps)
+        call.d_y, call.d_x = gradient.data_ptr(), d_x.data_ptr()
+        if ctx.needs_input_grad[2]:
+            d_weight = torch.empty(-(-inverse.numel() // NORM_TOKENS), len(weight))
+            call.d_weight = d_weight.data_ptr()
+        kernels.functions.norm_backward(ctypes.byref(call), usable_threads(torch.get_num_threads()))
+        return None, d_x, None if d_weight is None else d_weight[0], None, None
+
+
+_normed: Callable[..., Tensor] = _Normed.apply  # torch's has no annotation
+
+
+def _norm(x: Tensor, weight: Tensor, inverse: Tensor, offset: float, eps: float) -> TrainNorm:
+    return TrainNorm(
+        x=x.data_ptr(), weight=weight.data_ptr(), inverse=inverse.data_ptr(), tokens=inverse.numel(),
+        width=len(weight), eps=eps, offset=offset,
+    )  # fmt: skip
+
+
+def normed(x: Tensor, weight: Tensor, offset: float, eps: float | None) -> Tensor | None:
+    """`x / sqrt(mean(x^2) + eps) * (weight + offset)` in fp32; None where the kernels do not serve."""
+    plain = type(x) in PLAIN and x.dtype is torch.float32 and eps is not None and x.is_contiguous()
+    kernels = training_kernels(x, weight) if plain and weight.is_contiguous() else None
+    return None if kernels is None else _normed(kernels, x, weight, offset, eps)
