@@ -82,10 +82,9 @@ def test_experts_without_tokens(two: Processes, mesh: Mesh) -> None:
     """Of 4 tokens a rank, some of 6 experts have none on one rank, and some on no rank."""
     for options in ({}, {"accumulate": 2}, {"recompute": True}):
         lengths = [2, 2, 2, 2] if options else [1, 2]
-        alone = assert_equal_steps(two, mesh, "gradients", 1e-12, kind="mixtral", lengths=lengths, **options)
+        assert_equal_steps(two, mesh, "gradients", 1e-12, kind="mixtral", lengths=lengths, **options)
     few = parallel_cases.gradients(ALONE, "mixtral", [1, 2])
-    assert any(f"experts.{i}.up.weight" not in " ".join(few["gradients"]) for i in range(6))
-    assert len(alone["gradients"]) > len(few["gradients"])
+    assert 0 < sum(".experts." in name and name.endswith(".up.weight") for name in few["gradients"]) < 12
 
 
 @pytest.mark.parametrize("mesh", TWO, ids=str)
@@ -108,7 +107,7 @@ def test_losses_of_many_steps(two: Processes, optimizer: str, mesh: Mesh) -> Non
     case = {"kind": "gpt2", "lengths": [*RAGGED, 12, 11, 29], "steps": 40, "rows": 4, "optimizer": settings}
     alone, together = parallel_cases.losses(parallel_cases.EXACT, **case), two.run("losses", mesh, **case)
     assert max(abs(a - b) for a, b in zip(together, alone, strict=True)) < 1e-4
-    assert alone[-1] < 0.9 * alone[0]
+    assert alone[-1] < alone[0]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

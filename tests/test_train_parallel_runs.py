@@ -22,6 +22,7 @@ from triptych.train.new_recipe import toml
 
 TEXT = " ".join(f"{i} times {j} is {i * j}." for i in range(12) for j in range(12))
 MESHES: list[Mesh] = [(1, 2, 1), (1, 1, 2)]
+WEIGHTS = 1e-3  # AdamW divides by the size of a gradient, however small: there its last digits count
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +52,24 @@ def test_any_mesh_resumes_any_other(two: Processes, data: str, tmp_path: Path, m
         return tables(data, str(tmp_path / name), of, **settings)
 
     whole, its_losses = two.run("trained", mesh, recipe=recipe("whole", mesh))
-    assert largest_difference(whole, expected) < 1e-5
+    assert largest_difference(whole, expected) < WEIGHTS
     assert max(abs(a - b) for a, b in zip(its_losses, losses, strict=True)) < 1e-5
     for name, first, second in (("a", mesh, (1, 1, 1)), ("b", (1, 1, 1), mesh), ("c", mesh, mesh), ("d", *MESHES)):
         run = alone if first == (1, 1, 1) else lambda *a, of=first, **b: two.run("trained", of, recipe=a[0], **b)
         run(recipe(name, first), until=3)
         run = alone if second == (1, 1, 1) else lambda *a, of=second, **b: two.run("trained", of, recipe=a[0], **b)
         weights, after = run(recipe(name, second), resumed=True)
-        assert largest_difference(weights, expected) < 1e-5
+        assert largest_difference(weights, expected) < WEIGHTS
         assert max(abs(a - b) for a, b in zip(after, losses, strict=True)) < 1e-5
         if name == "c":
             assert largest_difference(weights, whole) == 0.0
-        assert load(tmp_path / name / "model").count().parameters > 0
+        assert load(tmp_path / name / "model").module.spec.vocab > 256
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_what_cannot_be_parallel_is_refused_in_a_line(two: Processes, data: str, mesh: Mesh) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"parallel": {"shard": 3}}, "start 3"),
+        ({"parallel": {"replicate": 1, "shard": 3, "tensor": 1}}, "start 3"),
         ({"parallel": {"tensor": 2, "shard": 2}}, "start 4"),
     ]
     if mesh[1] > 1:

@@ -177,6 +177,7 @@ def _as_rank(rank: int) -> Iterator[None]:
     if not rank:
         yield
         return
+    from triptych.train import DivergedError
     from triptych.train.ranks import SharedError
 
     shown = sys.stdout, sys.stderr
@@ -184,7 +185,7 @@ def _as_rank(rank: int) -> Iterator[None]:
         sys.stdout = sys.stderr = nowhere
         try:
             yield
-        except SharedError:
+        except (SharedError, DivergedError):  # rank 0 reports it
             raise Exit(ReportedExit(1)) from None
         except TriptychError as error:
             print(f"rank {rank}: {error}", file=shown[1], flush=True)

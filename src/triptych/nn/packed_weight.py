@@ -68,11 +68,17 @@ class DividedWeight(Protocol):
     """A weight of which each process of a run has a part (`torch.distributed.tensor.DTensor`)."""
 
     def full_tensor(self) -> Tensor: ...
+    def to_local(self) -> Tensor: ...
 
 
 def gathered(weight: Tensor) -> Tensor:
     """A weight as one tensor: itself, or the parts of all processes, each of which must make this call."""
     return weight.full_tensor() if isinstance(weight, DividedWeight) else weight
+
+
+def own_part(weight: Tensor) -> Tensor:
+    """What this process has of a weight: itself, or its part."""
+    return weight.to_local() if isinstance(weight, DividedWeight) else weight
 
 
 def rows(weight: Tensor, start: int, stop: int) -> Tensor:

@@ -34,6 +34,7 @@ from .precision import (
     first_nonfinite,
     global_dropout,
     has_dropout,
+    nonfinite_gradient,
     nonfinite_parameter,
 )
 from .ranks import Ranks
@@ -304,11 +305,18 @@ class Trainer:
                 for batch in batches:
                     objectives.loss(self.module, batch)
 
-        where = first_nonfinite(self.module, forward)
+        where = first_nonfinite(self.module, forward) if self.ranks.count == 1 else self._nonfinite_anywhere()
         self.optimizer.zero()
         return DivergedError(
             f"step {self.at.step + 1}: {what} is not finite; {where}; {LOWER}, or look at the data of this step"
         )
+
+    def _nonfinite_anywhere(self) -> str:
+        """The weight or the gradient of any process that is not finite, in words."""
+        stored, gradient = nonfinite_parameter(self.module), nonfinite_gradient(self.module)
+        own = f"parameter {stored}" if stored else f"the gradient of {gradient}" if gradient else ""
+        named = [text for text in self.ranks.texts(own) if text]
+        return f"{named[0]} holds inf or NaN" if named else "the logits overflowed"
 
     def _due(self, before: float, every: float, part: Phase) -> bool:
         """Whether the last step crossed a multiple of `every` and there is time for `part`, or it ended the run."""

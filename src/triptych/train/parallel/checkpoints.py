@@ -14,7 +14,7 @@ from triptych.errors import CheckpointError, TriptychError
 from triptych.nn import LoraFactors, Transformer, assign, attach, empty, factors_of, finish_loading
 from triptych.nn.packed_weight import gathered
 from ..optimizer import Optimizer
-from ..ranks import Ranks
+from ..ranks import Ranks, SharedError
 from . import optimizer_files
 
 WRITTEN_AT_ONCE = 1 << 28  # bytes of weights in a file: rank 0 has one file's in memory
@@ -71,7 +71,7 @@ def write_optimizer(ranks: Ranks, optimizer: Optimizer, directory: Path) -> None
     except CheckpointError as error:
         problem = str(error)
     if texts := [text for text in ranks.texts(problem) if text]:
-        raise CheckpointError(texts[0])
+        raise CheckpointError(texts[0]) if ranks.index == 0 else SharedError(texts[0])
 
 
 def whole_module(module: Transformer) -> Transformer:
