@@ -33,9 +33,9 @@ class Muon(torch.optim.Muon):
     width 128 takes less time than the call.
     """
 
-    def __init__(self, ranks: Ranks, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, ranks: Ranks | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.ranks = ranks
+        self.ranks = ranks or Ranks()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch has overloads
@@ -166,7 +166,7 @@ class Optimizer:
             self.parts.append(AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True))
         if matrices:
             own = (settings.muon_lr, settings.weight_decay, settings.momentum)
-            self.parts.append(Muon(self.ranks, matrices, *own, adjust_lr_fn="match_rms_adamw"))
+            self.parts.append(Muon(matrices, *own, adjust_lr_fn="match_rms_adamw", ranks=self.ranks))
         self._divided = [p for p in self.parameters.values() if self.ranks.local(p) is not p]
         self._groups = [group for part in self.parts for group in part.param_groups]
         for group in self._groups:
