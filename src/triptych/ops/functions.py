@@ -18,6 +18,7 @@ from torch.overrides import has_torch_function_unary
 
 from . import native_training
 from .native_training import SHARES, activated, gated
+from .noise import Noise
 from .recording import NamedCall, NotLowerable, implements, record, recorded_as
 
 linear = implements("linear")(F.linear)
@@ -146,15 +147,14 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-def dropout(x: Tensor, rate: float, training: bool, random: torch.Generator | None = None) -> Tensor:
+def dropout(x: Tensor, rate: float, training: bool, random: Noise | None = None) -> Tensor:
     """In training, zero each number with probability `rate` and divide the rest by `1 - rate` (Srivastava et al. 2014);
     drawn from `random`, torch's global generator when None.  Otherwise `x` itself."""
     if not (training and rate):
         return x
     if random is None:
         return F.dropout(x, rate)
-    noise = torch.empty_like(x).bernoulli_(1.0 - rate, generator=random)
-    return x * noise.div_(1.0 - rate)
+    return x * random.kept(x, rate)
 
 
 @implements("conv1d")
