@@ -116,17 +116,18 @@ def test_easy_records_are_read_first_and_once(monkeypatch: pytest.MonkeyPatch) -
         return examples
 
     monkeypatch.setattr(EpochRows, "draw", draw)
-    records = [one.record for one in play_questions.quotations({"a_play": SCENES}, 12, np.random.default_rng(0), "who")]
-    sizes = {"width": 8, "layers": 1, "heads": 1, "tokens": 300, "steps": 5, "rows": 2}
+    records = [one.record for one in play_questions.quotations({"a_play": SCENES}, 16, np.random.default_rng(0), "who")]
+    sizes = {"width": 8, "layers": 1, "heads": 1, "tokens": 300, "steps": 7, "rows": 2}
     trained(records, records[:2], "spans", sizes, 0, 64, easy=6)
-    assert len(drawn) == 5
+    assert len(drawn) == 7
     assert sorted(chain(*drawn[:3])) == list(range(6))
-    assert min(chain(*drawn[3:])) >= 6
+    assert sorted(chain(*drawn[3:6])) == list(range(6, 12))
+    assert min(chain(*drawn[6:])) >= 12
 
 
 def test_words_are_asked_for_in_some_of_the_steps() -> None:
-    with pytest.raises(InputError, match="size easy: 400 must be less than steps, 400"):
-        labs.run("questions", Setup(sizes={"kinds": "who", "easy": 400}))
+    with pytest.raises(InputError, match="size easy: 200 must be less than half of steps, 400"):
+        labs.run("questions", Setup(sizes={"kinds": "who", "easy": 200}))
 
 
 def test_an_exchanged_answer_stands_where_it_says() -> None:

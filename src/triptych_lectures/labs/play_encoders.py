@@ -17,8 +17,7 @@ from .small_models import Points
 
 Records = Iterable[Mapping[str, object]]
 READER = {
-    "model_type": "modernbert", "global_attn_every_n_layers": 1, "global_rope_theta": 100.0,
-    "max_position_embeddings": 512,
+    "model_type": "modernbert", "global_attn_every_n_layers": 1, "max_position_embeddings": 512,
 }  # fmt: skip
 
 
@@ -33,12 +32,13 @@ class TrainedEncoder(NamedTuple):
 def trained(
     train: Records, held_out: Records, objective: str, sizes: Mapping[str, Any], seed: int, length: int, easy: int = 0
 ) -> TrainedEncoder:
-    """Train an encoder of these `sizes` (width, layers, heads or 4, tokens, steps, rows) on records from nothing: on
-    the first `easy` of them in so many steps that each is read once, and on the others after that."""
+    """Train an encoder of these `sizes` (width, layers, heads or 4, base or 100, tokens, steps, rows) on records from
+    nothing: on the first `easy` of them, then on as many that follow, each read once, and on the others after that."""
     width = sizes["width"]
     model = READER | {
         "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": sizes["layers"],
         "initializer_range": width**-0.5, "num_attention_heads": sizes.get("heads", 4),
+        "global_rope_theta": sizes.get("base", 100.0),
     }  # fmt: skip
     with TemporaryDirectory() as folder:
         files = {"path": Path(folder) / "train.jsonl", "held_out_path": Path(folder) / "held-out.jsonl"}
@@ -58,9 +58,10 @@ def trained(
     data = job.trainer.data
     if easy:
         assert isinstance(data, EpochRows)  # of records that each are one row
-        job.trainer.data = EpochRows(data.examples[:easy])
-        job.trainer.run(until=easy // sizes["rows"])
-        job.trainer.data = EpochRows(data.examples[easy:])
+        for end in (easy, 2 * easy):
+            job.trainer.data = EpochRows(data.examples[end - easy : end])
+            job.trainer.run(until=end // sizes["rows"])
+        job.trainer.data = EpochRows(data.examples[2 * easy :])
     job.trainer.run()
     assert job.trainer.held_out is not None
     with torch.no_grad():

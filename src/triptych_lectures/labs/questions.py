@@ -37,11 +37,10 @@ class QuestionsLab(Lab):
     width: int = size(64, "width of the encoder, a multiple of 8", multiple=8)
     layers: int = size(2, "its blocks", full=3)
     heads: int = size(4, "heads of a block", full=1)
+    base: float = size(100.0, "base of the rotary positions: the slowest turn by 1 / base a token", full=10_000.0)
     tokens: int = size(1000, "tokens of its vocabulary", full=500)
     steps: int = size(400, "training steps", full=3000)
-    easy: int = size(
-        100, "the first of these steps, for words quoted as they stand, where a line is asked for", full=600
-    )
+    easy: int = size(100, "the first of these, for words quoted as they stand; as many for who says them", full=500)
     rows: int = size(10, "questions of a training step", full=32)
     kinds: str = size("where", "kinds of questions: who, where, or both with a comma between", full="who,where")
     trained: int = size(4000, "questions to train on", full=40_000)
@@ -53,8 +52,8 @@ class QuestionsLab(Lab):
     def __post_init__(self) -> None:
         if not set(self.kinds.split(",")) <= set(ASKED):
             raise InputError(f"size kinds: {self.kinds!r} must be who, where or who,where")
-        if self._easy and self.easy >= self.steps:
-            raise InputError(f"size easy: {self.easy} must be less than steps, {self.steps}")
+        if self._easy and 2 * self.easy >= self.steps:
+            raise InputError(f"size easy: {self.easy} must be less than half of steps, {self.steps}")
 
     @property
     def _kinds(self) -> list[Kind]:
@@ -62,7 +61,7 @@ class QuestionsLab(Lab):
 
     @property
     def _easy(self) -> int:
-        """The number of questions of the first steps, which ask where words stand."""
+        """The number of questions of the first steps, which ask where words stand, and of the next, who says them."""
         return self.easy * self.rows if "who" in self._kinds else 0
 
     def run(self, setup: Setup) -> LabResult:
@@ -90,7 +89,7 @@ class QuestionsLab(Lab):
         quoted = (
             f" Lines have the First Folio's spelling in small letters; words that the passage spells alike are hidden"
             f" ({HIDDEN}). The first {self.easy} steps ask where words stand that are quoted as they are from two short"
-            f" speeches; of the later questions {self._easy / (self._easy + self.trained):.0%} ask who says such words."
+            " speeches, and as many steps after them who says such words."
         )
         remarks = (
             f"Held out: {', '.join(play.replace('_', ' ') for play in HELD_OUT)}.{quoted * ('who' in self._kinds)} A"
