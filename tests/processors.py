@@ -43,6 +43,7 @@ TESTS: dict[str, str] = {
     "test_patching.py": "standard_ablation or dead or almost_nothing or restores",
     "test_path_patching.py": "carries or composition or cannot_see",
     "test_native_binding.py": "torch_does_not_count",
+    "test_native_training.py": "model or activation",
     "test_native_step.py": "rounded or every_part or any_batch or any_other_step",
     "test_native_encoder.py": "bits or decoder_gives or sources_in_bf16",
     "test_speculation.py": "bits or whatever",

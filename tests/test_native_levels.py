@@ -153,7 +153,7 @@ def named_tables(source: str) -> list[str]:
     """Where C names a table of loops above portable, its declaration and select_level aside."""
     code = re.sub(r"/\*.*?\*/", "", source, flags=re.S)
     code = re.sub(r"^int select_level\(.*?^}|^extern [^;]*;", "", code, flags=re.M | re.S)
-    return re.findall(r".*\bavx\w+_kernels\b.*", code)
+    return re.findall(r".*\bavx\w+_(?:kernels|train)\b.*", code)
 
 
 def test_only_the_choice_of_a_level_names_the_tables_above_portable() -> None:
@@ -162,6 +162,7 @@ def test_only_the_choice_of_a_level_names_the_tables_above_portable() -> None:
     assert {name: found for name, text in sources.items() if (found := named_tables(text))} == {}
     control = sources["levels.c"].replace("kernels_in_use->largest_of", "avx512_kernels.largest_of")
     assert len(named_tables(control)) == 1
+    assert len(named_tables("train_kernels_in_use = &avx512_pairs_train;")) == 1
 
 
 # -- constants and indices --------------------------------------------------------------------------------------------

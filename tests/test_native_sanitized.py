@@ -37,6 +37,10 @@ from triptych.program.native_executor import NativeStep
 from triptych.program.native_encoder import NativeEncoder
 from triptych.quantize import kernel_matrix
 from test_sampling import SAMPLINGS
+from triptych import ops
+from triptych.attention import attend
+from triptych.ops import native_training
+from triptych.spec.masks import causal, keys
 
 torch.set_num_threads(2)
 create(LLAMA).save(sys.argv[3])
@@ -56,6 +60,28 @@ def prompts(module, lengths, generated):
         assert step.logits([5] * rows.total, rows, range(rows.total), of_prompts) is not None, step.why_modules
 
 
+def training():
+    # Attention and activations with their gradients, of sizes that fill no register.
+    native_training.kernels_for = lambda dtype: found[0]
+    native_training.FEWEST = 1
+    for dtype in (torch.float32, torch.bfloat16):
+        for queries, count, width, value_width in ((1, 1, 1, 1), (3, 3, 5, 7), (37, 70, 20, 33), (129, 200, 64, 65)):
+            for mask in (causal(), keys([count, 1]), None):
+                q = torch.randn(2, 4, queries, width, dtype=dtype, requires_grad=True)
+                k = torch.randn(2, 2, count, width, dtype=dtype, requires_grad=True)
+                v = torch.randn(2, 2, count, value_width, dtype=dtype, requires_grad=True)
+                for bias in (None, torch.randn(1, 4, queries, count, requires_grad=True)):
+                    out = attend(q, k, v, mask=mask, bias=bias, path="native")
+                    ops.GATED["silu"](out.contiguous(), torch.randn(out.shape, dtype=dtype)).float().sum().backward()
+                    ops.ACTIVATIONS["gelu"](q.contiguous()).float().sum().backward()
+        for width, turned in ((64, 64), (7, 2), (50, 36)):
+            x, turn = torch.randn(9, 3, width, dtype=dtype, requires_grad=True), torch.randn(9, 1, turned)
+            ops.rotate(x, ops.Rotation(turn.cos(), turn.sin(), "half")).float().sum().backward()
+    for tokens, width in ((1, 1), (300, 33)):
+        weight = torch.ones(width, requires_grad=True)
+        ops.rms_norm(torch.randn(tokens, width, requires_grad=True), weight, 0.0, 1e-5).sum().backward()
+
+
 MODELS = {
     "window": lambda: tiny.decoder(mask="window"), "alibi": lambda: tiny.decoder("alibi", "window"),
     "t5": lambda: tiny.decoder("t5"), "mixture": tiny.mixture, "both": tiny.encoder_decoder,
@@ -64,6 +90,7 @@ MODELS = {
 for isa in loader.LEVELS:
     if found[0].use(isa) != isa:
         continue
+    training()
     for name, make in MODELS.items():
         long = 90 if name in ("llama", "wide") else 40  # into a second tile of keys where the context allows
         Run(make(), native_sources=True).both(((7, 1, 3), (1, 1, 1), (1, 5, 2), (1, 0, 1), (long, 1, 30), (1, 1, 1)))

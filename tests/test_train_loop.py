@@ -229,14 +229,26 @@ def test_training_changes_no_number_another_thread_draws() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.9])
-def test_a_generator_draws_what_torch_draws(p: float, dtype: torch.dtype) -> None:
-    x = torch.randn(37, 129, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    random = torch.Generator().manual_seed(5)
-    ours = [ops.dropout(x, p, True, random), ops.dropout(x, p, True, random), ops.dropout(x, p, False, random)]
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        expected = [F.dropout(x, p), torch.nn.Dropout(p)(x), F.dropout(x, p, training=False)]
-    assert all(map(torch.equal, ours, expected))
+def test_dropout_is_drawn_by_row_layer_and_site(p: float, dtype: torch.dtype) -> None:
+    """The numbers of a row are the same in any batch; others for other rows, layers, sites, parts and seeds."""
+    x, lengths, numbers = torch.ones(60, 129, dtype=dtype), (11, 20, 29), (4, 9, 2)
+
+    def noise(seed: int = 5, layer: int = 0, part: int = 0, rows: Sequence[int] = (0, 1, 2)) -> list[torch.Tensor]:
+        random = ops.RowNoise(seed, [numbers[i] for i in rows]).of(part, [lengths[i] for i in rows])
+        random.begin(layer)
+        here = torch.cat([x.split(lengths)[i] for i in rows])
+        return [ops.dropout(here, p, True, random), ops.dropout(here, p, True, random)]
+
+    (first, second), (swapped, _) = noise(), noise(rows=(2, 0))
+    assert torch.equal(torch.cat([first[31:], first[:11]]), swapped)
+    kept = first[first != 0]
+    assert torch.allclose(kept, torch.full_like(kept, 1 / (1 - p)))
+    assert abs(len(kept) / x.numel() - (1 - p)) < 0.02
+    assert torch.equal(ops.dropout(x, p, False, ops.RowNoise(5, numbers)), x)
+    if p:
+        others = [second, noise(seed=6)[0], noise(layer=1)[0], noise(part=1)[0], first.roll(11, 0)]
+        assert all((first != other).float().mean() > p * (1 - p) for other in others)
+        assert (first[:11] != first[11:22]).any()
 
 
 def test_models_with_dropout_are_recognized() -> None:

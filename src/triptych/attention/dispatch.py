@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych.arguments import checked
 from triptych.errors import InputError, nearest
 from triptych.spec.masks import Full, Mask
-from . import kernel_dense, kernel_sparse, reference
+from . import kernel_dense, kernel_native, kernel_sparse, reference
 from .request import (
     AttentionRequest,
     KeyArray,
@@ -45,11 +45,16 @@ def _serves_all(request: AttentionRequest) -> list[str]:
     return []
 
 
+def _plan_native(request: AttentionRequest) -> Runner:
+    return kernel_native.plan_native(request, choose_of_torch(request).plan(request))
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
         Kernel("window", kernel_sparse.window_cannot, kernel_sparse.plan_window),
         Kernel("block", kernel_sparse.block_cannot, kernel_sparse.plan_block),
+        Kernel("native", kernel_native.native_cannot, _plan_native),
         Kernel("flash", kernel_dense.flash_cannot, kernel_dense.plan_flash),
         Kernel("materialized", _serves_all, kernel_dense.plan_materialized),
         Kernel("reference", _serves_all, lambda request: partial(reference.run, request)),
@@ -91,8 +96,8 @@ def attend(
     k_pos     [S] or [B, S]; by default 0..S-1.  A key at a negative position is an empty slot that no query sees.
     q_doc     document of each query (and of each key, unless k_doc says otherwise), for `same_document()`.
     dropout   probability of dropping a weight.
-    path      "auto", the fastest that can compute the request; or "window", "block", "flash", "materialized" or
-              "reference".
+    path      "auto", the fastest that can compute the request; or "window", "block", "native", "flash", "materialized"
+              or "reference".
 
     Raises InputError for shapes that do not fit, more queries than keys without q_pos and k_pos under a mask that
     compares positions, an unknown path, or a named path that cannot serve the request.
@@ -119,13 +124,20 @@ def run(request: AttentionRequest, tensors: Tensors, path: str = "auto") -> Tens
 
 
 def choose(request: AttentionRequest) -> Kernel:
-    """The kernel that `auto` takes: a sparse one where it saves at least half of the work, an explicit pattern for
-    short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
-    and an explicit pattern otherwise."""
+    """The kernel that `auto` takes: a sparse one where it saves at least half of the work, the native one in a training
+    step on a CPU, else the one of torch's."""
     if not isinstance(request.mask, Full):
         for name, saves in (("window", kernel_sparse.window_saves), ("block", kernel_sparse.block_saves)):
             if not KERNELS[name].cannot(request) and saves(request):
                 return KERNELS[name]
+    if kernel_native.native_saves(request) and not kernel_native.native_cannot(request):
+        return KERNELS["native"]
+    return choose_of_torch(request)
+
+
+def choose_of_torch(request: AttentionRequest) -> Kernel:
+    """Of the dense kernels of torch: an explicit pattern for short rows on a CPU (not for one query, which the fused
+    kernel serves in one call), the fused kernel where it can, and an explicit pattern otherwise."""
     reasons = kernel_dense.flash_cannot(request)
     short = SHORT_HALF if request.dtype.itemsize == 2 and request.learns else SHORT
     if request.device.type == "cpu" and request.queries * request.keys <= short and (request.queries > 1 or reasons):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triptych.arguments import checked, number
 from triptych.errors import InputError
+from triptych.ops.noise import Noise
 from triptych.spec.masks import Dense, Full, Mask, Points
 from . import mask_lowering
 from .rows import Rows
@@ -66,6 +67,7 @@ class Heads:
     scale    of the dot products; 1/sqrt(width) when None.
     sinks    one logit a head takes its share of the softmax.
     learns   a gradient will be asked for.
+    crosses  the keys are those of an encoder's output.
     random   where dropout draws from; torch's global generator when None.
     """
 
@@ -80,7 +82,8 @@ class Heads:
     sinks: bool = False
     dropout: float = 0.0
     learns: bool = False
-    random: torch.Generator | None = None
+    crosses: bool = False
+    random: Noise | None = None
 
     @classmethod
     def of(cls: type[Sized], q: Tensor, k: Tensor, v: Tensor, **numbers: Any) -> Sized:

@@ -10,7 +10,7 @@ run grouped by shape.  A row's output does not depend on the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import sub
 from typing import Protocol, runtime_checkable
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
+from triptych.ops.noise import CROSS, SELF, RowNoise
 from triptych.spec.masks import Keys, Mask
 from . import mask_lowering
 from .mechanisms import DOT_PRODUCT, Mechanism
@@ -219,9 +220,20 @@ class RowPlan:
                 documents = self.rows.documents
                 here = documents if members is None else documents[self.rows.tokens(members, device)]
                 documents = queries.batch(here[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
-        request, placed = placed_request(rows, count, mask, self.heads, self.bias, k_pos, documents)
+        heads = self._heads(range(len(rows)) if members is None else members)
+        request, placed = placed_request(rows, count, mask, heads, self.bias, k_pos, documents)
         empty = request.keys == 0 or request.queries == 0
         return Piece(request, _zeros if empty else self.mechanism.plan(request), queries, keys, placed)
+
+    def _heads(self, members: Sequence[int]) -> Heads:
+        """`heads`, whose dropout draws the numbers of some of the rows."""
+        random, keys = self.heads.random, self.keys
+        if not isinstance(random, RowNoise) or not self.heads.dropout:
+            return self.heads
+        lengths = keys.rows.lengths if isinstance(keys, FlatKeys) else keys.lengths
+        queries, theirs = ([numbers[i] for i in members] for numbers in (self.rows.lengths, lengths))
+        site = CROSS if self.heads.crosses else SELF
+        return replace(self.heads, random=random.of_patterns(members, queries, theirs, site))
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, content: ContentBias | None = None
@@ -261,7 +273,9 @@ class RowPlan:
         from the layout of the keys."""
         if row not in self._requests:
             own, mask = self.rows.take([row]), mask_lowering.for_rows(self.mask, [row])
-            self._requests[row] = placed_request(own, keys, mask, self.heads, self.bias, k_pos, self.documents(row))
+            self._requests[row] = placed_request(
+                own, keys, mask, self._heads([row]), self.bias, k_pos, self.documents(row)
+            )
         return self._requests[row]
 
     @cached_property

@@ -13,7 +13,7 @@ import torch
 
 from triptych.arguments import integer, number
 from triptych.errors import CheckpointError, FetchError, InputError, shown
-from triptych.nn import Adapter, Transformer, attach, factors_of, fresh_factors
+from triptych.nn import Adapter, LoraFactors, Transformer, attach, factors_of, fresh_factors
 from triptych.spec import LinearSpec
 from .adapter_files import adapter_base, base_digest, write_adapter
 from .adapter_targets import ALL_LINEAR, slot_groups
@@ -55,14 +55,16 @@ def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
 
 
 def save_adapter(
-    path: str | Path, module: Transformer, base: Path | None, files: Mapping[str, bytes | str] | None = None
-) -> None:
-    """Write the adapter of a model that was loaded from `base`, with `files` beside it.
+    path: str | Path, module: Transformer, base: Path | None, files: Mapping[str, bytes | str] | None = None,
+    factors: Mapping[str, LoraFactors] | None = None,
+) -> None:  # fmt: skip
+    """Write the adapter of a model that was loaded from `base`, with `files` beside it; `factors` in place of those of
+    a module of which each process has a part.
 
     Raises InputError where the model has no adapter and for the directory of another model, CheckpointError for what
     cannot be written.
     """
-    factors = factors_of(module)
+    factors = factors or factors_of(module)
     assert module.lora_adapter is not None
     if os.path.exists(Path(path, "config.json")) and (base is None or not os.path.samefile(path, base)):
         raise InputError(f"{path} holds a model, beside which the adapter would not be found; name another directory")

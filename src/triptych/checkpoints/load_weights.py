@@ -18,7 +18,7 @@ from triptych.errors import CheckpointError, InputError, first_line, nearest, sh
 from triptych.mapping import names_in
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading
-from triptych.nn.packed_weight import PackedWeight, dense
+from triptych.nn.packed_weight import PackedWeight, dense, gathered
 from triptych.nn.part import Module
 from triptych.spec import ModelSpec
 from . import LoadedTensor, LoadReport, Source
@@ -286,7 +286,7 @@ class DetachedWeights(ModelParameters):
         return file.blocks(name) if file is not None and name in file and file.stored_as(name) == kind else None
 
     def __getitem__(self, name: str) -> Tensor:
-        return dense(self._by_name[name].detach())
+        return dense(gathered(self._by_name[name].detach()))
 
 
 class StoredParameters(ModelParameters):

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import BadParameter, Exit, Option
 
-from triptych.errors import ConfigError, counted, nearest
+from triptych.errors import ConfigError, TriptychError, counted, nearest
 from . import options, screen
 from .failure import ReportedExit
 from .training_progress import TrainingProgress, batch_row, held_out, show_batch
@@ -38,6 +41,7 @@ def train(
     show_batch: bool = False,
     evaluate: bool = False,
     verify_resume: Annotated[int | None, Option(min=2)] = None,
+    processes: Annotated[int | None, Option(min=1)] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train a model from a recipe, or write one with --new.
@@ -57,7 +61,10 @@ def train(
     --show-batch: Show the batch of the first step, and stop.
     --evaluate: Print the score before the first step, and stop.
     --verify-resume N: Check that N steps with an interruption give the same weights.
+    --processes N: Train in N processes of this machine, as the table [parallel] of the recipe divides them.
     """
+    if processes is not None and (keys or new is not None or show_batch or evaluate or verify_resume):
+        raise BadParameter("--processes is for a run; leave it out")
     if keys:
         if recipe is not None or new is not None:
             raise BadParameter("--keys lists the keys of a recipe and stops; leave out RECIPE and --new")
@@ -89,6 +96,7 @@ def train(
         raise BadParameter("--resume continues the run that --force deletes; give one of the two")
     from triptych import machine
     from triptych.train import read_recipe
+    from triptych.train.parallel.start import rank_of_environment
     from triptych.train.recipe import named_data
 
     machine.use_threads()
@@ -97,14 +105,18 @@ def train(
     if out is not None and trains:
         values["run.out"] = str(out)
     chosen = read_recipe(recipe, set_ or (), values, from_)
+    if processes is not None and processes > 1:
+        _in_processes(processes, chosen, resume=resume, force=force)
+        return
     if show_batch:
-        _show_batch(chosen, as_json=as_json)
+        _show_batch(chosen.model_copy(update={"parallel": None}), as_json=as_json)
     elif evaluate:
-        _evaluate(chosen, as_json=as_json)
+        _evaluate(chosen.model_copy(update={"parallel": None}), as_json=as_json)
     elif verify_resume is not None:
         _verify_resume(chosen, verify_resume, as_json=as_json)
     else:
-        _train(chosen, recipe, set_ or (), resume=resume, force=force, as_json=as_json)
+        with _as_rank(rank_of_environment()):
+            _train(chosen, recipe, set_ or (), resume=resume, force=force, as_json=as_json)
 
 
 def _new(
@@ -142,6 +154,45 @@ def _list_keys(*, as_json: bool) -> None:
         rows = [(key.name, key.values, key.defaults, key.meaning) for key in of_table]
         title = f"[{name}]  {meaning(name)}" if name else "outside any table"
         screen.show_rows(("key", "values", "default", "meaning"), rows, title)
+
+
+def _in_processes(processes: int, recipe: Recipe, *, resume: bool, force: bool) -> None:
+    """Run this command in so many processes, after what can be checked before."""
+    from triptych import train
+    from triptych.train.parallel.launch import launch
+    from triptych.train.parallel.start import check_mesh
+
+    if not resume:
+        check_mesh(recipe.parallel, processes)
+        train.check_start(recipe, force=force)
+    arguments = shlex.split(screen.COMMAND.get())[1:]
+    at = next(i for i, one in enumerate(arguments) if one.partition("=")[0] == "--processes")
+    del arguments[at : at + (1 if "=" in arguments[at] else 2)]
+    if code := launch(arguments, processes):
+        raise Exit(ReportedExit(code))
+
+
+@contextmanager
+def _as_rank(rank: int) -> Iterator[None]:
+    """Inside, a process other than rank 0 shows nothing but its own errors."""
+    if not rank:
+        yield
+        return
+    from triptych.train import DivergedError
+    from triptych.train.ranks import SharedError
+
+    shown = sys.stdout, sys.stderr
+    with open(os.devnull, "w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        try:
+            yield
+        except (SharedError, DivergedError):  # rank 0 reports it
+            raise Exit(ReportedExit(1)) from None
+        except TriptychError as error:
+            print(f"rank {rank}: {error}", file=shown[1], flush=True)
+            raise Exit(ReportedExit(1)) from None
+        finally:
+            sys.stdout, sys.stderr = shown
 
 
 def _train(recipe: Recipe, file: Path, changes: Sequence[str], *, resume: bool, force: bool, as_json: bool) -> None:

@@ -155,7 +155,7 @@ class ModelTraining(ModelInside):
         if not resume:
             train.check_start(checked, force=force)
         job = train.resume(checked.run.out or "", changes) if resume else train.prepare(checked)
-        for table, kept in job.recipe.model_dump(exclude={"run", "optimizer", "schedule"}).items():
+        for table, kept in job.recipe.model_dump(exclude={"run", "optimizer", "schedule", "parallel"}).items():
             if resume and kept != checked.model_dump()[table]:
                 if job.lock is not None:
                     job.lock.release()
@@ -163,4 +163,4 @@ class ModelTraining(ModelInside):
                 raise ConfigError(f"{problem}, which resume continues; give its recipe, or another out")
         job.run(on_step, on_note=on_note, force=force)
         saved = job.model if job.model is not None and job.model.exists() else None
-        return cls(job.trainer.module.eval(), job.words, job.hf, saved)
+        return cls(job.trainer.module.whole().eval(), job.words, job.hf, saved)

@@ -6,7 +6,7 @@ says why, and `describe()` what runs.  The functions and structures are those of
 """
 
 from .loader import Library, describe, levels, library, usable_threads, why_not
-from .step import DRAW, Input, Matrix, ScoreTile
+from .step import DRAW, Input, Matrix, ScoreTile, TrainActivation, TrainAttention, TrainRotation, TrainVectors
 
 __all__ = [
     "DRAW",
@@ -14,6 +14,10 @@ __all__ = [
     "Library",
     "Matrix",
     "ScoreTile",
+    "TrainActivation",
+    "TrainAttention",
+    "TrainRotation",
+    "TrainVectors",
     "describe",
     "levels",
     "library",

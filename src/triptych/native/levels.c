@@ -4,9 +4,11 @@
 
 #include "attend.h"
 #include "matmul_bf16.h"
+#include "train.h"
 #include "vector.h"
 
 const struct kernels *kernels_in_use = &portable_kernels;
+const struct train_kernels *train_kernels_in_use = &portable_train, *train_pairs_in_use = NULL;
 
 int select_level(int at_most)
 {
@@ -22,6 +24,8 @@ int select_level(int at_most)
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
         level = at_most >= LEVEL_AMX && has_bf16() ? LEVEL_AMX : LEVEL_AVX512;
     kernels_in_use = kernels[level];
+    train_kernels_in_use = level == LEVEL_PORTABLE ? &portable_train : level == LEVEL_AVX2 ? &avx2_train : &avx512_train;
+    train_pairs_in_use = level >= LEVEL_AVX512 && __builtin_cpu_supports("avx512bf16") ? &avx512_pairs_train : NULL;
 #endif
     return level;
 }
@@ -188,6 +192,7 @@ static const struct {
     C(FUNCTION_SCALE) C(FUNCTION_SHIFT) C(FUNCTION_SOFTCAP) C(FUNCTION_SIGMOID) C(FUNCTION_ABS) C(FUNCTION_RECIPROCAL)
     C(FUNCTION_EXP)
     SIZE(instruction) SIZE(chunk) SIZE(store) SIZE(plan) SIZE(batch) SIZE(matrix) SIZE(input) SIZE(score_tile) SIZE(draw)
+    SIZE(train_vectors) SIZE(train_attention) SIZE(train_activation) SIZE(train_rotation) SIZE(train_norm) C(NORM_TOKENS) C(LONGEST_ROW)
     {OPERANDS(AS_TEXT), 0}};
 
 const char *constant(int i, int64_t *value)

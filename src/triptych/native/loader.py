@@ -9,7 +9,19 @@ from functools import cache
 from pathlib import Path
 
 from triptych.errors import ConfigError, nearest
-from .step import Call, Input, Level, Matrix, PlanStruct, ScoreTile, constants
+from .step import (
+    Call,
+    Input,
+    Level,
+    Matrix,
+    PlanStruct,
+    ScoreTile,
+    TrainActivation,
+    TrainAttention,
+    TrainNorm,
+    TrainRotation,
+    constants,
+)
 
 LEVELS = tuple(level.name.lower() for level in Level)
 VARIABLE = "TRIPTYCH_KERNELS"  # of the environment: the highest level, or "none"
@@ -147,6 +159,7 @@ def load(path: Path) -> tuple[Library | None, str | None]:
 def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
     """Give the functions of the headers their types.  AttributeError where one is missing, as in another version."""
     output = (c_void_p, c_ssize_t, c_void_p)  # y, y_stride, bias
+    attention, activation = POINTER(TrainAttention), POINTER(TrainActivation)
     matrix, vectors, plan, call = POINTER(Matrix), POINTER(Input), POINTER(PlanStruct), POINTER(Call)
     types: dict[str, tuple[object, tuple[object, ...]]] = {
         "matrix_bytes": (c_size_t, (c_int32, c_int32, c_int32)),
@@ -165,6 +178,14 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "scratch_floats": (c_int64, (POINTER(ScoreTile),)),
         "run_step": (None, (plan, call)),
         "run_steps": (None, (plan, call, c_int32, c_int32, c_int64)),
+        "attention_scratch": (c_int64, (attention,)),
+        "attention_forward": (None, (attention, c_int32)),
+        "attention_backward": (None, (attention, c_int32)),
+        "activation_forward": (None, (activation, c_int32)),
+        "activation_backward": (None, (activation, c_int32)),
+        "rotation": (None, (POINTER(TrainRotation), c_int32)),
+        "norm_forward": (None, (POINTER(TrainNorm), c_int32)),
+        "norm_backward": (None, (POINTER(TrainNorm), c_int32)),
         "constant": (c_char_p, (c_int, POINTER(c_int64))),
     }
     for name, (result, arguments) in types.items():

@@ -15,14 +15,6 @@
 #define PAIR_VECTORS 12 /* from which on two bands are multiplied together */
 #define GROUPS 20       /* of them that are unpacked at a time: in LAYOUT_S8X16 a supergroup */
 
-/* CALL(n) for the n that is COUNT, a constant in each call, or for MOST <= 8 where COUNT is no smaller number. */
-#define CASE(N, MOST, CALL) case N: if ((MOST) > N) { CALL(N); break; } __attribute__((fallthrough));
-#define FOR_COUNT(COUNT, MOST, CALL)                                                    \
-    switch (COUNT) {                                                                    \
-        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL) \
-        CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) default: CALL(MOST); \
-    }
-
 /* The scale is the largest magnitude over 127; numbers are rounded to the nearest, halves to even, by adding
    1.5 * 2^23.  Among the bits of magnitudes, as integers, those of infinity and NaN are larger than all others.  */
 TARGET static void ISA(round)(struct input *in, int32_t vector, int32_t first, int32_t last)

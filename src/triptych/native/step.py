@@ -4,7 +4,7 @@ A structure is a numpy record, or a ctypes one where it holds pointers that chan
 """
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int8, c_int32, c_int64, c_ssize_t, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int8, c_int32, c_int64, c_ssize_t, c_void_p
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ PAGE_POSITIONS = TILE_KEYS  # of a page of a cache: those whose keys a thread ha
 PAGES_OF_CHUNK = 65536  # a page in a table is the number of its chunk, times this, and its place in the chunk
 STATISTICS_PANEL = 64  # keys that stand side by side
 STATISTICS_TOP = 32  # keys of one query that attention statistics may ask for
+LONGEST_ROW = 512  # keys of a row of attention in a training step
+NORM_TOKENS = 128  # whose part of the gradient of a norm's weight is summed by itself
 
 
 # Each enumeration of the headers, whose members count up from its start.
@@ -179,16 +181,54 @@ class Call(Structure):
     )
 
 
+class TrainVectors(Structure):
+    """`struct train_vectors` of train.h."""
+
+    _fields_ = _fields((c_void_p, "data"), (c_int64, "row head token"))
+
+
+class TrainAttention(Structure):
+    """`struct train_attention` of train.h."""
+
+    _fields_ = _fields(
+        (TrainVectors, "q k v out bias visible d_out d_q d_k d_v d_bias"), (c_void_p, "lse scratch"),
+        (c_int64, "rows heads groups queries keys width value_width bf16 causal"), (c_double, "scale"),
+    )  # fmt: skip
+
+
+class TrainActivation(Structure):
+    """`struct train_activation` of train.h."""
+
+    _fields_ = _fields((c_void_p, "x gate d_y y d_x d_gate"), (c_int64, "count bf16 function"))
+
+
+class TrainRotation(Structure):
+    """`struct train_rotation` of train.h."""
+
+    _fields_ = _fields((c_void_p, "x y cosines sines"), (c_int64, "tokens heads width half bf16 back"))
+
+
+class TrainNorm(Structure):
+    """`struct train_norm` of train.h."""
+
+    _fields_ = _fields(
+        (c_void_p, "x weight d_y y inverse d_x d_weight"), (c_int64, "tokens width"), (c_double, "eps offset")
+    )
+
+
 def constants() -> dict[str, int]:
     """What `constant` of step.h names, with the values that Python has."""
     enums = {"LEVEL": Level, "LAYOUT": MatrixLayout, "OP": Op, "INDEX": Index, "PAIRING": Pairing, "ROWS": Over,
              "BARRIER": Barrier, "ATTEND": KeySource, "STORED": StoredType, "FUNCTION": Function}  # fmt: skip
     numbers = ("BAND", "GROUP", "SUPERGROUP", "PAIR", "RANGE", "TILE_KEYS", "QUERIES", "QUERIES_BF16", "SCORES",
                "WIDEST_BF16", "FEW_TOKENS", "COUNTERS", "PAGES_OF_CHUNK", "STATISTICS_TOP", "STATISTICS_PANEL",
-               "OUTPUT")  # fmt: skip
+               "OUTPUT", "LONGEST_ROW", "NORM_TOKENS")  # fmt: skip
     records = {"instruction": INSTRUCTION, "chunk": CHUNK, "store": STORE, "draw": DRAW}
     sizes = {name: record.itemsize for name, record in records.items()}
-    structures = {"plan": PlanStruct, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile}
+    structures = {"plan": PlanStruct, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile,
+                  "train_vectors": TrainVectors, "train_attention": TrainAttention,
+                  "train_activation": TrainActivation, "train_rotation": TrainRotation,
+                  "train_norm": TrainNorm}  # fmt: skip
     sizes |= {name: ctypes.sizeof(structure) for name, structure in structures.items()}
     return {
         **{name: globals()[name] for name in numbers},

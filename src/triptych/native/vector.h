@@ -107,6 +107,14 @@ INLINE v16 function16(v16 x, int32_t kind, float factor)
     }
 }
 
+/* CALL(n) for the n that is COUNT, a constant in each call, or for MOST <= 8 where COUNT is no smaller number. */
+#define CASE(N, MOST, CALL) case N: if ((MOST) > N) { CALL(N); break; } __attribute__((fallthrough));
+#define FOR_COUNT(COUNT, MOST, CALL)                                                    \
+    switch (COUNT) {                                                                    \
+        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL) \
+        CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) default: CALL(MOST); \
+    }
+
 INLINE float float_of_bits(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
 INLINE uint32_t bits_of_float(float x) { uint32_t bits; memcpy(&bits, &x, sizeof bits); return bits; }
 INLINE float float_of_bf16(uint16_t x) { return float_of_bits((uint32_t)x << 16); }

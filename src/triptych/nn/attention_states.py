@@ -90,24 +90,29 @@ def _moving(state: KindState) -> tuple[SelfState, FullStep, CacheKeys] | None:
     return state, state.step, keys
 
 
-@dataclass(eq=False)
 class Context:
     """The state of a forward beside its vectors: the rows, and for each block the state of its attentions.
 
     stack           what decided it, in `dtype`.
     blocks, kinds   its blocks, one for each state, and its kinds: while these are as they were, so are the states.
+
+    It is no dataclass: FSDP looks for tensors in the fields of every dataclass that it meets among the arguments of a
+    block, and the plans here refer to one another.
     """
 
-    rows: Rows
-    own: Sequence[KindState]
-    cross: Sequence[KindState]
-    random: torch.Generator | None = None
-    dtype: torch.dtype = torch.float32
-    stack: nn.Module | None = None
-    blocks: Sequence[nn.Module] = ()
-    kinds: Sequence[nn.Module] = ()
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        own: Sequence[KindState],
+        cross: Sequence[KindState],
+        random: ops.RowNoise | None = None,
+        dtype: torch.dtype = torch.float32,
+        stack: nn.Module | None = None,
+        blocks: Sequence[nn.Module] = (),
+        kinds: Sequence[nn.Module] = (),
+    ) -> None:
+        self.rows, self.own, self.cross, self.random = rows, own, cross, random
+        self.dtype, self.stack, self.blocks, self.kinds = dtype, stack, blocks, kinds
         self.moving: list[tuple[SelfState, FullStep, CacheKeys]] = []
         if self.stack is None or self.stack.training or torch.is_grad_enabled() or self.cross:
             return
@@ -143,22 +148,20 @@ class Kind(Module[parts.KindSpec], of=parts.KindSpec):
 
     position: Position[Part] | None
 
-    def state(self, attn: Attention, rows: Rows, x: Tensor, step: KeyStep, random: torch.Generator | None) -> SelfState:
+    def state(self, attn: Attention, rows: Rows, x: Tensor, step: KeyStep, random: ops.RowNoise | None) -> SelfState:
         """The state of the layers that are like `attn`."""
         at = UNPOSITIONED if self.position is None else self.position.prepare(rows, x, random)
         plan = step.layout.plan(rows, self.spec.mask, heads_of(attn, x, random), at.bias, attn.scoring)
         return SelfState(rows, plan, step, self.position, at.rotation, at.content)
 
 
-def cross_state(
-    attn: Attention, rows: Rows, x: Tensor, source: CrossKeys, random: torch.Generator | None
-) -> CrossState:
+def cross_state(attn: Attention, rows: Rows, x: Tensor, source: CrossKeys, random: ops.RowNoise | None) -> CrossState:
     """The state of the cross-attention layers that are like `attn`: every query sees the whole source of its row."""
-    plan = source.layout(rows).plan(rows, Full(), heads_of(attn, x, random), None, attn.scoring)
+    plan = source.layout(rows).plan(rows, Full(), heads_of(attn, x, random, crosses=True), None, attn.scoring)
     return CrossState(rows, plan, source)
 
 
-def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Heads:
+def heads_of(attn: Attention, x: Tensor, random: ops.RowNoise | None, *, crosses: bool = False) -> Heads:
     spec, device = attn.spec, x.device.type
     dtype = x.dtype
     if device != "meta" and torch.is_autocast_enabled(device) and dtype != torch.float64:
@@ -166,7 +169,8 @@ def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Head
     return Heads(
         heads=spec.heads, groups=spec.kv_heads, width=spec.head_width, value_width=spec.value_width, dtype=dtype,
         device=x.device, scale=spec.scale, softcap=spec.softcap, sinks=spec.sinks,
-        dropout=spec.dropout if attn.training else 0.0, learns=torch.is_grad_enabled(), random=random,
+        dropout=spec.dropout if attn.training else 0.0, learns=torch.is_grad_enabled(),
+        crosses=crosses, random=random,
     )  # fmt: skip
 
 

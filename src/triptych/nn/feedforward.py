@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from operator import mul
 
 from torch import Tensor
 
@@ -35,8 +34,7 @@ class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         gate = taps("gate", self.gate(x), ctx.rows)
         up = taps("up", self.up(x), ctx.rows)
-        opened = taps.computed(ops.ACTIVATIONS[self.spec.act], gate)
-        hidden = taps("act", taps.computed(mul, opened, up), ctx.rows)
+        hidden = taps("act", taps.computed(ops.GATED[self.spec.act], gate, up), ctx.rows)
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 

@@ -1,10 +1,10 @@
 """Heads: from the final vectors `[N, D]` to logits, labels or one vector per row."""
 
-import torch
 from torch import Tensor
 
 from triptych import ops
 from triptych.attention import Rows
+from triptych.ops.noise import HEAD
 from triptych.spec import model as spec
 from .linear import Linear
 from .part import Module, S, VectorMap
@@ -28,7 +28,7 @@ class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
     transform: Transform | None
     proj: Linear
 
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
+    def forward(self, x: Tensor, rows: Rows, random: ops.RowNoise | None) -> Tensor:
         x = x if self.transform is None else self.transform(x)
         logits = self.proj(x if self.spec.scale is None else x * self.spec.scale)
         return logits if self.spec.softcap is None else ops.softcap(logits, self.spec.softcap)
@@ -40,12 +40,13 @@ class _TransformedHead(Module[S]):
 
     transform: Transform | None
 
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
+    def forward(self, x: Tensor, rows: Rows, random: ops.RowNoise | None) -> Tensor:
         how = vars(self.spec)
         x = ops.pool(x, rows, how["pool"]) if "pool" in how else x
         x = x if self.transform is None else self.transform(x)
         *_, last = self.children()
-        out: Tensor = last(ops.dropout(x, how.get("dropout", 0.0), self.training, random))
+        own = None if random is None else random.of(HEAD, rows.lengths if "pool" not in how else (1,) * len(rows))
+        out: Tensor = last(ops.dropout(x, how.get("dropout", 0.0), self.training, own))
         return out
 
 
@@ -84,7 +85,7 @@ class Pooling(Module[spec.PoolingSpec], of=spec.PoolingSpec):
 
     dense: Linear | None
 
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: Rows, random: ops.RowNoise | None = None) -> Tensor:
         pooled = ops.pool(x, rows, "mean" if self.spec.mode == "mean" else "first")
         if self.spec.mode == "dense":
             assert self.dense is not None

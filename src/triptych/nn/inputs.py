@@ -69,7 +69,7 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
         return flat(rows, self.device)
 
     def forward(
-        self, ids: Tensor, rows: Rows, token_types: Tensor | None = None, random: torch.Generator | None = None
+        self, ids: Tensor, rows: Rows, token_types: Tensor | None = None, random: ops.RowNoise | None = None
     ) -> Tensor:
         x = self.tokens(ids)  # [N, D]
         if self.spec.scale is not None:
@@ -102,7 +102,7 @@ class _PositionedInput(Module[InputSpec]):
 
     position: Position[Part]
 
-    def with_positions(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
+    def with_positions(self, x: Tensor, rows: Rows, random: ops.RowNoise | None) -> Tensor:
         x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
         return ops.dropout(x, self.spec.dropout, self.training, random)
 
@@ -126,7 +126,7 @@ class Frames(_PositionedInput[inputs.FramesSpec], of=inputs.FramesSpec):
         return torch.cat(list(rows)).to(self.conv1.weight), Rows(tuple(map(self.length, rows)))
 
     def forward(
-        self, frames: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
+        self, frames: Tensor, rows: Rows, token_types: None = None, random: ops.RowNoise | None = None
     ) -> Tensor:
         return self.with_positions(self.convolved(frames, rows, ops.ACTIVATIONS["gelu"]), rows, random)
 
@@ -163,7 +163,7 @@ class Patches(_PositionedInput[inputs.PatchesSpec], of=inputs.PatchesSpec):
         return F.unfold(images, p, stride=p).transpose(1, 2).flatten(0, 1), Rows(tuple(map(self.length, rows)))
 
     def forward(
-        self, patches: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
+        self, patches: Tensor, rows: Rows, token_types: None = None, random: ops.RowNoise | None = None
     ) -> Tensor:
         return self.with_positions(ops.patches(patches, self.first, self.weight, self.bias, rows), rows, random)
 

@@ -63,6 +63,24 @@ def dense(weight: Tensor) -> Tensor:
     return weight.dense() if isinstance(weight, PackedWeight) else weight
 
 
+@runtime_checkable
+class DividedWeight(Protocol):
+    """A weight of which each process of a run has a part (`torch.distributed.tensor.DTensor`)."""
+
+    def full_tensor(self) -> Tensor: ...
+    def to_local(self) -> Tensor: ...
+
+
+def gathered(weight: Tensor) -> Tensor:
+    """A weight as one tensor: itself, or the parts of all processes, each of which must make this call."""
+    return weight.full_tensor() if isinstance(weight, DividedWeight) else weight
+
+
+def own_part(weight: Tensor) -> Tensor:
+    """What this process has of a weight: itself, or its part."""
+    return weight.to_local() if isinstance(weight, DividedWeight) else weight
+
+
 def rows(weight: Tensor, start: int, stop: int) -> Tensor:
     """Rows [start, stop) of a weight as a plain tensor; of a packed one only these are unpacked."""
     return weight.rows(start, stop) if isinstance(weight, PackedWeight) else weight[start:stop]

@@ -49,7 +49,7 @@ class Position(Module[S]):
         acts inside attention."""
         raise NotImplementedError(f"{type(self).__name__} acts inside attention, not on the embedding")
 
-    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+    def prepare(self, rows: Rows, x: Tensor, random: ops.RowNoise | None = None) -> Positioned:
         """The values that attention layers need of these rows; `x` [N, D] says on which device and how exactly."""
         return UNPOSITIONED
 
@@ -73,7 +73,7 @@ class Rope(Position[spec.RopeSpec], of=spec.RopeSpec):
         super().__init__(part)
         self.tables: dict[tuple[spec.RopeSpec, torch.device, torch.dtype], ops.Rotation] = {}
 
-    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+    def prepare(self, rows: Rows, x: Tensor, random: ops.RowNoise | None = None) -> Positioned:
         end, exact = rows.end, torch.promote_types(x.dtype, torch.float32)
         looked_up = end <= TABLE and not (rows.symbolic or torch.compiler.is_compiling())
         if isinstance(self.spec.scaling, spec.LongRope) or not looked_up:
@@ -99,14 +99,14 @@ class Rope(Position[spec.RopeSpec], of=spec.RopeSpec):
 
 
 class Alibi(Position[spec.AlibiSpec], of=spec.AlibiSpec):
-    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+    def prepare(self, rows: Rows, x: Tensor, random: ops.RowNoise | None = None) -> Positioned:
         return Positioned(bias=partial(alibi_bias, self.spec.heads))
 
 
 class T5Buckets(Position[spec.T5BucketsSpec], of=spec.T5BucketsSpec):
     weight: Tensor
 
-    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+    def prepare(self, rows: Rows, x: Tensor, random: ops.RowNoise | None = None) -> Positioned:
         far, both = self.spec.max_distance, self.spec.bidirectional
         return Positioned(bias=partial(t5_bias, self.weight, max_distance=far, bidirectional=both))
 
@@ -117,27 +117,38 @@ class Disentangled(Position[spec.DisentangledSpec], of=spec.DisentangledSpec):
     weight: Tensor
     norm: VectorMap | None
 
-    def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
+    def prepare(self, rows: Rows, x: Tensor, random: ops.RowNoise | None = None) -> Positioned:
         table, row = self.reached(rows)
 
         def content(layer: Attention) -> ContentBias:
-            vectors = self.vectors(table, layer, random)
+            vectors = self.vectors(self._with_dropout(table, rows, random), layer)
             return lambda q, k, places: disentangled_bias(q, k, places, **vectors)
 
         return Positioned(bias=row, content=content)
 
+    def _reached(self, table: Tensor, rows: Rows) -> Tensor:
+        """The rows of a table that these rows can reach."""
+        longest, positions = max(rows.ends, default=1) - 1, rows.positions(self.device)
+        return reached_table(table, positions, longest, self.spec.span, self.spec.max_distance)
+
     def reached(self, rows: Rows) -> tuple[Tensor, ScoreBias]:
         """The part of the table [R, D] that these rows can reach, and where in it a query finds each key: [T, S]."""
         longest, span, limit = max(rows.ends, default=1) - 1, self.spec.span, self.spec.max_distance
-        table = reached_table(self.weight, rows.positions(self.device), longest, span, limit)
+        table = self._reached(self.weight, rows)
         table = table if self.norm is None else self.norm(table)
         return table, lambda q_pos, k_pos: reached_row(q_pos, k_pos, longest, span, limit)
 
-    def vectors(self, table: Tensor, layer: Attention, random: torch.Generator | None = None) -> dict[str, Tensor]:
+    def _with_dropout(self, table: Tensor, rows: Rows, random: ops.RowNoise | None) -> Tensor:
+        """What is dropped is drawn for the whole table, so that it does not depend on the part that is reached."""
+        if random is None or not (self.training and self.spec.dropout):
+            return ops.dropout(table, self.spec.dropout, self.training)
+        kept = random.of_all().kept(self.weight, self.spec.dropout).to(table.dtype)
+        return table * self._reached(kept, rows)
+
+    def vectors(self, table: Tensor, layer: Attention) -> dict[str, Tensor]:
         """What a layer maps a table [R, D] to: `pos_k` [R, G, K] for queries to meet and `pos_q` [R, H, K] for keys,
         by its scale already."""
         part = layer.spec
-        table = ops.dropout(table, self.spec.dropout, self.training, random)
         scale = part.head_width**-0.5 if part.scale is None else part.scale
         maps = {"c2p": ("pos_k", layer.pos_k or layer.k), "p2c": ("pos_q", layer.pos_q or layer.q)}
         chosen = [maps[term] for term in self.spec.terms]

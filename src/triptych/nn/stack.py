@@ -1,11 +1,10 @@
 """The blocks and Stack: the residual stream from the input slot to the final norm, on the flat batch `[N, D]`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +22,7 @@ from triptych.attention import (
 )
 from triptych.attention.mask_lowering import window_of
 from triptych.native.step import PAGE_POSITIONS
+from triptych.ops.noise import AFTER
 from triptych.spec import parts
 from .attention import Attention, KindState
 from .attention_states import Context, Kind, cross_state, shared_states, sharing_key
@@ -172,7 +172,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         cache: KVCache = NULL_CACHE,
         cross: CrossKeys | None = None,
         taps: Taps = NO_TAPS,
-        random: torch.Generator | None = None,
+        random: ops.RowNoise | None = None,
     ) -> Tensor:
         """What the input slot reads, [N] token ids of `rows` most often -> [N, D] after the final norm.  With a cache,
         the ids continue what it holds."""
@@ -184,13 +184,15 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
             step.context = ctx if ctx.moving else None  # a step of no cache is part of it: no cycle
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
-            run = block if not (self.recompute and self.training) else partial(_recomputed, block)
+            run: Callable[..., Tensor] = block if random is None else partial(_with_noise, block)
+            if self.recompute and self.training:
+                run = partial(_recomputed, run)
             x = taps.at(f"blocks.{i}").run(run, x, ctx, i)
         step.finish()
         return self.finish(x, rows, taps, random)
 
     def context(
-        self, x: Tensor, rows: Rows, step: CacheStep, cross: CrossKeys | None, random: torch.Generator | None = None
+        self, x: Tensor, rows: Rows, step: CacheStep, cross: CrossKeys | None, random: ops.RowNoise | None = None
     ) -> Context:
         """The state that the blocks of one forward share, decided for each kind of layer."""
 
@@ -209,11 +211,13 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         firsts = [self.blocks[layers[0]] for layers in self.own_groups.values()]
         return Context(rows, own, crossed, random, x.dtype, self, firsts, [*self.kinds.values()])
 
-    def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
+    def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: ops.RowNoise | None = None) -> Tensor:
         """The residual stream [N, D] after the last block -> what the head, or the decoder beside an encoder, reads."""
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.spec.dropout:
+            if random is not None:
+                random.begin(AFTER)
             x = ops.dropout(x, self.spec.dropout, self.training, random)
         if self.project is not None:
             x = self.project(x)
@@ -228,22 +232,14 @@ def _every_token(attn: parts.AttentionSpec) -> CachedLayer:
     return CachedLayer(groups=attn.kv_heads, width=attn.head_width, value_width=attn.value_width)
 
 
-def _recomputed(block: Block | ParallelBlock, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
+def _recomputed(run: Callable[..., Tensor], x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
     """Run a block without its activations; the backward pass runs it again, drawing the same random numbers."""
-    before = None if ctx.random is None else ctx.random.get_state()
-    passes = 0
-
-    def run(x: Tensor) -> Tensor:
-        nonlocal passes
-        passes += 1
-        if passes == 1 or ctx.random is None or before is None:
-            return block(x, ctx, layer, taps)
-        now = ctx.random.get_state()
-        ctx.random.set_state(before)
-        try:
-            return block(x, ctx, layer, taps)
-        finally:
-            ctx.random.set_state(now)
-
-    out: Tensor = checkpoint(run, x, use_reentrant=False)
+    out: Tensor = checkpoint(run, x, ctx, layer, taps, use_reentrant=False)
     return out
+
+
+def _with_noise(block: Block | ParallelBlock, x: Tensor, ctx: Context, layer: int, taps: Taps) -> Tensor:
+    """Run a block whose dropout draws the numbers of its layer."""
+    if ctx.random is not None:
+        ctx.random.begin(layer)
+    return block(x, ctx, layer, taps)

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from triptych import machine
+from triptych import machine, ops
 from triptych.arguments import checked
 from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput, KVCache, Rows, sinusoidal
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
+from triptych.ops.noise import DECODER, ENCODER
 from triptych.spec import ModelSpec
 from triptych.spec.norms import LayerNormSpec, RMSNormSpec
 from triptych.spec.parts import LinearSpec
@@ -52,7 +53,7 @@ class Batch:
     cache: KVCache = NULL_CACHE
     cross: CrossCache | None = None
     taps: Taps = NO_TAPS
-    random: torch.Generator | None = None
+    random: ops.RowNoise | None = None
 
 
 class ExecutorPlans(dict[str, Any]):
@@ -93,6 +94,14 @@ class Adapter:
     frozen: tuple[str, ...] = field(repr=False)  #: parameters that were trained before it was added
 
 
+@runtime_checkable
+class TokenLoss(Protocol):
+    """The sum of the cross-entropies of vectors [M, D] for targets [M], of which the share `smoothing` is spread over
+    the vocabulary."""
+
+    def __call__(self, x: Tensor, rows: Rows, targets: Tensor, smoothing: float) -> Tensor: ...
+
+
 class Transformer(Module[ModelSpec], of=ModelSpec):
     """`unembed(forward(batch))`; with both stacks, the decoder reads the encoder's output through its cross slots."""
 
@@ -100,6 +109,8 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
     decoder: Stack | None
     head: Head | None
     lora_adapter: Adapter | None = None
+    whole_copy: Callable[[], Transformer] | None = None  #: where each process has a part of the weights
+    token_loss: TokenLoss | None = None  #: where the vocabulary is divided among processes
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
@@ -113,6 +124,11 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         stack = self.decoder if self.encoder is None else self.encoder
         assert stack is not None
         return stack.embed
+
+    def whole(self) -> Transformer:
+        """This module, or a copy with all weights where each of several processes has a part of them, all of which
+        must make this call."""
+        return self if self.whole_copy is None else self.whole_copy()
 
     def length(self, row: InputRow) -> int:
         """The number of positions that a row of the source takes."""
@@ -164,12 +180,11 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
             refuse_length(rows, limit, "input")
         return self.decoder(
             batch.inputs, rows, token_types=batch.token_types, cache=batch.cache, cross=cross,
-            taps=taps.at(prefix) if prefix else taps, random=batch.random,
+            taps=taps.at(prefix) if prefix else taps,
+            random=None if batch.random is None else batch.random.of(DECODER, rows.lengths),
         )  # fmt: skip
 
-    def unembed(
-        self, hidden: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None
-    ) -> Tensor:
+    def unembed(self, hidden: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: ops.RowNoise | None = None) -> Tensor:
         """[N, D] of `forward` -> what the head gives, usually [N, V].  Raises InputError for a model without a head."""
         if self.head is None:
             raise InputError(f"this {self.spec.family} model has no head")
@@ -180,7 +195,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         return self.unembed(self(batch), batch.rows, batch.taps, batch.random)
 
     def labelled_batch(
-        self, inputs: Tensor, rows: Rows, *, token_types: Tensor | None = None, random: torch.Generator | None = None
+        self, inputs: Tensor, rows: Rows, *, token_types: Tensor | None = None, random: ops.RowNoise | None = None
     ) -> Batch:
         """The batch in which a model with a head over labels reads rows of its source.
 
@@ -204,7 +219,8 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
             refuse_length(rows, limit, "source" if self.decoder is not None else "input")
         types = batch.token_types if self.decoder is None else None
         taps = batch.taps.at(self.prefix["encoder"])
-        return self.encoder(inputs, rows, token_types=types, taps=taps, random=batch.random)
+        random = None if batch.random is None else batch.random.of(ENCODER, rows.lengths)
+        return self.encoder(inputs, rows, token_types=types, taps=taps, random=random)
 
 
 def empty(model: ModelSpec) -> Transformer:

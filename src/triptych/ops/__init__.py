@@ -3,6 +3,7 @@
 from .experts import experts
 from .functions import (
     ACTIVATIONS,
+    GATED,
     Rotation,
     conv1d,
     dropout,
@@ -18,12 +19,13 @@ from .functions import (
     sinusoids,
     softcap,
 )
+from .noise import Noise, RowNoise
 from .recording import RUN, NotLowerable, implements, record, recorded_call
 from .table import OPERATIONS, Dim, Operation, Shape
 
 __all__ = [
-    "ACTIVATIONS", "OPERATIONS", "RUN", "Dim", "NotLowerable", "Operation", "Rotation",
-    "Shape", "conv1d", "dropout", "dtype_of", "embedding", "experts", "implements", "l2_normalize",
-    "layer_norm", "linear", "patches", "pool", "record", "recorded_call", "rms_norm", "rotate",
+    "ACTIVATIONS", "GATED", "OPERATIONS", "RUN", "Dim", "Noise", "NotLowerable", "Operation",
+    "Rotation", "RowNoise", "Shape", "conv1d", "dropout", "dtype_of", "embedding", "experts", "implements",
+    "l2_normalize", "layer_norm", "linear", "patches", "pool", "record", "recorded_call", "rms_norm", "rotate",
     "sinusoids", "softcap",
 ]  # fmt: skip

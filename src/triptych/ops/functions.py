@@ -8,6 +8,7 @@ function follows torch's override protocol: an argument that has `__torch_functi
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import has_torch_function_unary
 
+from . import native_training
+from .native_training import SHARES, activated, gated
+from .noise import Noise
 from .recording import NamedCall, NotLowerable, implements, record, recorded_as
 
 linear = implements("linear")(F.linear)
@@ -29,10 +33,19 @@ implements("add")(operator.add)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
+    **{name: partial(activated, name, plain) for name, (_, plain) in SHARES.items()},
     "tanh": torch.tanh,
+}
+
+
+def _gated(plain: Callable[[Tensor], Tensor], x: Tensor, gate: Tensor) -> Tensor:
+    return plain(x) * gate
+
+
+#: `act(x) * gate` of x and gate, of one shape: gated linear units (Shazeer 2020).
+GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{name: partial(_gated, plain) for name, plain in ACTIVATIONS.items()},
+    **{name: partial(gated, name, plain) for name, (_, plain) in SHARES.items()},
 }
 
 
@@ -85,6 +98,9 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float | None) -> Ten
     better."""
     if has_torch_function_unary(x):
         return record(rms_norm, x, weight, offset, eps)
+    large = x.requires_grad and x.numel() >= native_training.FEWEST
+    if large and (y := native_training.normed(x, weight, offset, eps)) is not None:
+        return y
     dtype = x.dtype
     plain = dtype is weight.dtype and not offset  # what each layer of most models calls: no casts
     if plain and (
@@ -106,6 +122,9 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     if has_torch_function_unary(x):
         return record(rotate, x, rotation)
     cos, sin = rotation.cos, rotation.sin
+    large = x.requires_grad and rotation.pairing == "half" and x.numel() >= native_training.FEWEST
+    if large and (y := native_training.rotated(x, cos, sin)) is not None:
+        return y
     width = cos.shape[2]
     dtype = x.dtype
     part = x if x.shape[2] == width else x[..., :width]
@@ -128,15 +147,14 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-def dropout(x: Tensor, rate: float, training: bool, random: torch.Generator | None = None) -> Tensor:
+def dropout(x: Tensor, rate: float, training: bool, random: Noise | None = None) -> Tensor:
     """In training, zero each number with probability `rate` and divide the rest by `1 - rate` (Srivastava et al. 2014);
     drawn from `random`, torch's global generator when None.  Otherwise `x` itself."""
     if not (training and rate):
         return x
     if random is None:
         return F.dropout(x, rate)
-    noise = torch.empty_like(x).bernoulli_(1.0 - rate, generator=random)
-    return x * noise.div_(1.0 - rate)
+    return x * random.kept(x, rate)
 
 
 @implements("conv1d")

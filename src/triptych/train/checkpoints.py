@@ -2,7 +2,7 @@
 
     OUT/step-00000120/config.json, model.safetensors, tokenizer.json, ...
                       train_state/state.json            step, time used, recipe, history
-                      train_state/optimizer.safetensors named tensors
+                      train_state/optimizer.safetensors named tensors; of several processes a file each
                       train_state/manifest.json         size and SHA-256 of every other file, written last
     OUT/model/                                          the files of the newest checkpoint without `train_state`
 
@@ -22,7 +22,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -43,6 +43,8 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from .loop import Progress, StepRecord, Trainer
+from .optimizer import Optimizer
+from .ranks import Ranks
 from .settings import Config, NonNegative, RecipeSection
 
 S = TypeVar("S", bound=RecipeSection)
@@ -84,32 +86,55 @@ class Checkpoints:
         Raises CheckpointError, and leaves the checkpoints before it intact.
         """
         path = self.directory / f"step-{trainer.at.step:08}"
+        state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
+        content = Content(trainer, hf, tokenizer, recipe, files or {}, json.dumps(state.model_dump(), allow_nan=False))
+        if trainer.ranks.count > 1:
+            self._save_together(path, content)
+            return path
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._remove_unfinished()
-            # A valid one is that from which this run was resumed.
-            if not path.exists() or why_invalid(path) is not None:
-                build = self.directory / f".{path.name}.building"
-                state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
-                of_run: dict[str, bytes | str] = {
-                    _STATE: json.dumps(state.model_dump(), allow_nan=False),
-                    _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
-                }
-                if trainer.module.lora_adapter is not None:
-                    save_adapter(build, trainer.module, local_path(recipe["model"]["path"]), of_run)
-                else:
-                    words = {} if tokenizer is None else tokenizer.files()
-                    write_directory(build, *to_checkpoint(trainer.module, hf), {**words, **(files or {}), **of_run})
-                self._finish(build, path)
-            self._renew_model(path)
-            for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
-                old.rename(self.directory / f".{old.name}.old")
-            self._remove_unfinished()
+            build = self._begin(path)
+            if build is not None:
+                content.write(build, {_OPTIMIZER: safetensors.torch.save(trainer.optimizer.state())})
+            self._end(build, path)
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write {path}: {error.strerror or error}; older checkpoints are intact"
-            ) from None
+            raise _not_written(path, error) from None
         return path
+
+    def _save_together(self, path: Path, content: Content) -> None:
+        """`save` of several processes: rank 0 writes the model and what belongs to it, all write the optimizer."""
+        from .parallel.checkpoints import write_optimizer
+
+        ranks, optimizer, build = content.trainer.ranks, content.trainer.optimizer, list[Path | None]()
+
+        def begin() -> None:
+            build.append(self._begin(path))
+
+        ranks.on_first(_of_disk(path, begin))
+        if ranks.any(build != [None] and ranks.index == 0):
+            empty = {} if optimizer.state() else {_OPTIMIZER: safetensors.torch.save({})}
+            content.write_together(self._build(path), empty)
+            write_optimizer(ranks, optimizer, self._build(path) / _TRAIN_STATE)
+        ranks.on_first(_of_disk(path, lambda: self._end(build[0], path)))
+
+    def _build(self, path: Path) -> Path:
+        """Where the checkpoint `path` is built."""
+        return self.directory / f".{path.name}.building"
+
+    def _begin(self, path: Path) -> Path | None:
+        """Where to build the checkpoint `path`, None where it is there: a valid one is that from which this run was
+        resumed."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._remove_unfinished()
+        return self._build(path) if not path.exists() or why_invalid(path) is not None else None
+
+    def _end(self, build: Path | None, path: Path) -> None:
+        """Put what was built in its place, renew `model/`, and delete old checkpoints."""
+        if build is not None:
+            self._finish(build, path)
+        self._renew_model(path)
+        for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
+            old.rename(self.directory / f".{old.name}.old")
+        self._remove_unfinished()
 
     def newest(self) -> ValidCheckpoint:
         """The newest valid checkpoint.  Raises CheckpointError, with every reason, when there is none."""
@@ -203,6 +228,63 @@ class Checkpoints:
         put_in_place(build, self.model)
 
 
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a checkpoint holds beside the optimizer's state; `state` is the text of `state.json`."""
+
+    trainer: Trainer
+    hf: Mapping[str, Any] | None
+    tokenizer: Tokenizer | None
+    recipe: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    state: str
+
+    def _beside(self, files: Mapping[str, bytes | str]) -> dict[str, bytes | str]:
+        """The files beside weights and config, of which an adapter has no tokenizer."""
+        adapter = self.trainer.module.lora_adapter is not None
+        words = {} if self.tokenizer is None or adapter else self.tokenizer.files()
+        return {**words, **({} if adapter else self.files), _STATE: self.state, **files}
+
+    def write(self, build: Path, files: Mapping[str, bytes | str]) -> None:
+        """Write the directory `build`, with `files`."""
+        if self.trainer.module.lora_adapter is not None:
+            save_adapter(build, self.trainer.module, local_path(self.recipe["model"]["path"]), self._beside(files))
+        else:
+            write_directory(build, *to_checkpoint(self.trainer.module, self.hf), self._beside(files))
+
+    def write_together(self, build: Path, files: Mapping[str, bytes | str]) -> None:
+        """`write`, called by every process of the run."""
+        from .parallel.checkpoints import WRITTEN_AT_ONCE, whole_factors, write_tensors
+
+        module, ranks, beside = self.trainer.module, self.trainer.ranks, self._beside(files)
+        if module.lora_adapter is not None:
+            base, factors = local_path(self.recipe["model"]["path"]), whole_factors(module)
+            ranks.on_first(_of_disk(build, lambda: save_adapter(build, module, base, beside, factors)))
+            return
+        tensors, config = to_checkpoint(module, self.hf)
+
+        def write(pairs: Iterable[tuple[str, Tensor]]) -> None:
+            write_directory(build, pairs, config, beside, max_shard_bytes=WRITTEN_AT_ONCE)
+
+        write_tensors(ranks, tensors, write)
+
+
+def _not_written(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot write {path}: {error.strerror or error}; older checkpoints are intact")
+
+
+def _of_disk(path: Path, function: Callable[[], object]) -> Callable[[], None]:
+    """`function`, whose OSError is a CheckpointError."""
+
+    def run() -> None:
+        try:
+            function()
+        except OSError as error:
+            raise _not_written(path, error) from None
+
+    return run
+
+
 class Manifest(RecipeSection):
     """Size in bytes and SHA-256 of every file of a checkpoint but the manifest itself, by its name."""
 
@@ -237,7 +319,9 @@ def _check_files(path: Path) -> None:
     listed = manifest.files.keys()
     adapter = ADAPTER_CONFIG in listed
     model = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if adapter else ("config.json",)
-    absent = [name for name in (*model, _STATE, _OPTIMIZER) if name not in listed]
+    absent = [name for name in (*model, _STATE) if name not in listed]
+    if not fnmatch.filter(listed, f"{_TRAIN_STATE}/*.safetensors"):
+        absent.append(_OPTIMIZER)
     if not adapter and not fnmatch.filter(listed, "model*.safetensors"):
         absent.append("model.safetensors")
     if absent:
@@ -272,9 +356,18 @@ def read_progress(path: Path) -> tuple[Progress, Config]:
     return Progress(state.step, state.elapsed, state.tokens, state.history), state.recipe
 
 
-def read_optimizer(path: Path) -> dict[str, Tensor]:
-    source = open_source(path / _OPTIMIZER)
-    return {name: source.read(name) for name in source.names}
+def restore_optimizer(path: Path, optimizer: Optimizer, ranks: Ranks) -> None:
+    """Set the state of `optimizer` to that of the checkpoint `path`, whatever number of processes wrote it.
+
+    Raises CheckpointError where it does not fit.
+    """
+    if ranks.count == 1 and (path / _OPTIMIZER).is_file():
+        source = open_source(path / _OPTIMIZER)
+        optimizer.restore({name: source.read(name) for name in source.names})
+        return
+    from .parallel.optimizer_files import read
+
+    read(optimizer, path / _TRAIN_STATE, ranks)
 
 
 def read_model(path: Path) -> tuple[Transformer, Tokenizer | None, Config]:

@@ -8,7 +8,7 @@ cosine times a scale.  Micro-batches have negatives of their own only, so that `
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -22,11 +22,12 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
+from triptych.ops import RowNoise
 from triptych.text import Encoded, Tokenizer
 from . import metrics
 from .data import groups
 from .evaluate import HeldOut, Score
-from .objectives import Device, Example, TrainingBatch, collate, exact, joined
+from .objectives import Device, Example, TrainingBatch, VectorGathering, collate, exact, joined
 from .recipe import Recipe
 from .records import DataRecord
 from .task import HeadTask, Prepared, epoch_rows, read_split, trained_at
@@ -69,18 +70,31 @@ class ContrastiveBatch(TrainingBatch):
 
     examples: tuple[TextPair, ...]
     types: Tensor
+    ranks: VectorGathering | None = None  # of the processes that have the other texts of the batch
+
+    @property
+    def numbers_of_rows(self) -> Sequence[int]:
+        return [side << 40 | number for side in range(len(self.rows) // self.trained) for number in self.numbers]
+
+    def across(self, ranks: VectorGathering) -> ContrastiveBatch:
+        return replace(self, ranks=ranks)
 
     @property
     def scale(self) -> float:
         return self.examples[0].scale
 
-    def vectors(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
+    def vectors(self, module: Transformer, random: RowNoise | None = None) -> Tensor:
         """[rows, D], of length 1."""
         batch = nn.Batch(inputs=self.ids, rows=self.rows, token_types=self.types, random=random)
         return F.normalize(exact(module.unembed(module(batch), self.rows, random=random)), dim=-1)
 
-    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
-        return ranking_loss(self.vectors(module, random), self.trained, self.scale)
+    def nats(self, module: Transformer, max_logits: int, random: RowNoise | None) -> Tensor:
+        vectors = self.vectors(module, random)
+        if self.ranks is None:
+            return ranking_loss(vectors, self.trained, self.scale)
+        own, count = vectors[: self.trained], self.trained
+        others = [self.ranks.gathered(vectors[i : i + count]) for i in range(count, len(vectors), count)]
+        return partner_loss(own, torch.cat(others), self.scale, self.ranks.rows_before(count))
 
 
 def ranking_loss(vectors: Tensor, count: int, scale: float) -> Tensor:
@@ -88,8 +102,13 @@ def ranking_loss(vectors: Tensor, count: int, scale: float) -> Tensor:
 
     vectors [(1 + P) * count, D] of length 1: texts, their partners, then hard negatives.
     """
-    scores = scale * vectors[:count] @ vectors[count:].T
-    return F.cross_entropy(scores, torch.arange(count, device=vectors.device), reduction="sum")
+    return partner_loss(vectors[:count], vectors[count:], scale)
+
+
+def partner_loss(texts: Tensor, others: Tensor, scale: float, first: int = 0) -> Tensor:
+    """The same for texts [T, D] whose partners are `others` [O, D] from the row `first` on."""
+    scores = scale * texts @ others.T
+    return F.cross_entropy(scores, torch.arange(first, first + len(texts), device=texts.device), reduction="sum")
 
 
 class ContrastiveTask(HeadTask):

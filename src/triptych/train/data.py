@@ -293,7 +293,7 @@ def groups(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:
+def micro_batches(examples: Sequence[T], parts: int) -> list[Sequence[T]]:
     """The rows of a step in `parts` slices of nearly equal numbers of rows, at most one for each row."""
     parts = min(parts, max(1, len(examples)))
     edges = [round(i * len(examples) / parts) for i in range(parts + 1)]

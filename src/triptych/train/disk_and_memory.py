@@ -29,6 +29,7 @@ from triptych.nn.packed_weight import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
 from .loop import Trainer
 from .objectives import TrainingBatch
+from .parallel.settings import ParallelSettings
 from .precision import chosen
 from .recipe import Recipe
 from .records import SUFFIXES
@@ -98,7 +99,7 @@ def check_recipe_memory(recipe: Recipe, new_spec: Callable[[Recipe], ModelSpec])
         header, packed = None if recipe.base is None else read_header(recipe.base.path), None
         if header is not None and header.source is not None and stores_packed(header.source):
             packed = sum(info.nbytes for info in header.source.infos.values())
-        at_parts = partial(recipe_memory, recipe, new_spec(recipe) if header is None else header.spec, packed)
+        at_parts = partial(_memory_of_process, recipe, new_spec(recipe) if header is None else header.spec, packed)
         memory = at_parts(recipe.run.accumulate)
     except TriptychError:
         return  # what reads the data and the model says what is wrong with them
@@ -106,6 +107,18 @@ def check_recipe_memory(recipe: Recipe, new_spec: Callable[[Recipe], ModelSpec])
         parts = range(recipe.run.accumulate, recipe.run.rows + 1)
         first = bisect_left(parts, True, key=lambda number: at_parts(number).peak <= free)
         raise _refusal(memory, memory.peak, free, recipe.run, parts[first] if first < len(parts) else None)
+
+
+def _memory_of_process(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: int) -> TrainingMemory:
+    """`recipe_memory` of one of the processes of the recipe's mesh."""
+    mesh = recipe.parallel or ParallelSettings()
+    rows = min(parts * mesh.readers, recipe.run.rows)
+    memory, holders = recipe_memory(recipe, spec, packed, rows), mesh.shard * mesh.tensor
+    weights, gradients, state = memory.weights, memory.gradients, memory.optimizer_state
+    return replace(
+        memory, weights=weights // holders, gradients=gradients // holders, optimizer_state=state // holders,
+        activations=memory.activations // mesh.tensor, logits=memory.logits // mesh.tensor,
+    )  # fmt: skip
 
 
 def check_step_memory(trainer: Trainer) -> None:
@@ -123,10 +136,12 @@ def next_step_memory(trainer: Trainer) -> TrainingMemory:
     """The memory that the next step of a run needs, by the rows that it will have."""
     batches = trainer.next_batches()
     activations, logits = max((_backward_bytes(trainer, batch) for batch in batches), key=sum)
-    stored = (p.blocks if isinstance(p, PackedWeight) else p for p in trainer.module.parameters())
+    local, optimizer = trainer.ranks.local, trainer.optimizer
+    stored = (p.blocks if isinstance(p, PackedWeight) else local(p) for p in trainer.module.parameters())
     weights = sum(tensor.nbytes for tensor in stored)
-    gradients = sum(p.nbytes for p in trainer.optimizer.parameters.values())
-    state = trainer.optimizer.state_bytes
+    gradients = sum(local(p).nbytes for p in optimizer.parameters.values())
+    whole = sum(p.nbytes for p in optimizer.parameters.values())  # of all processes
+    state = optimizer.state_bytes * gradients // max(whole, 1)
     return TrainingMemory(weights, gradients, state, activations, logits, len(batches) > 1)
 
 

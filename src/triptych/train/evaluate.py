@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -117,6 +117,7 @@ def evaluate(
     context: AbstractContextManager[object] | None = None,
     *,
     seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Score:
     """The score of `module`, in evaluation mode, over all batches of `held_out`.
 
@@ -125,7 +126,7 @@ def evaluate(
     """
     training = module.training
     module.eval()
-    batches = held_out.batches if seconds is None else _until(time.monotonic() + seconds, _spread(held_out.batches))
+    batches = held_out.batches if seconds is None else _until(clock() + seconds, _spread(held_out.batches), clock)
     try:
         with context or nullcontext():
             return held_out.measured(module, batches)
@@ -133,14 +134,14 @@ def evaluate(
         module.train(training)
 
 
-def _until(end: float, batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
+def _until(end: float, batches: Iterable[TrainingBatch], clock: Callable[[], float]) -> Iterator[TrainingBatch]:
     """The first batch, and those after it of which none would end later than `end`, going by those before."""
-    longest, now = 0.0, time.monotonic()
+    longest, now = 0.0, clock()
     for done, batch in enumerate(batches):
         if done and now + longest > end:
             return
         yield batch
-        began, now = now, time.monotonic()
+        began, now = now, clock()
         longest = max(longest, now - began)
 
 

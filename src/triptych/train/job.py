@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from triptych import machine, nn
+from triptych import machine
 from triptych.arguments import checked
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.save import target_of
-from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
-from triptych.families import read_config
+from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted
 from triptych.run_lock import Interrupted, RunLock, on_signal
-from triptych.spec import ModelSpec, PatchesSpec
-from triptych.text import SPEECH, Layout, Tokenizer, from_directory, new_tokenizer
+from triptych.spec import PatchesSpec
+from triptych.text import Tokenizer
 from .audio_records import TranscriptTask
 from .base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
 from .chat_task import ChatTask
-from .checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
+from .checkpoints import Checkpoints, read_files, read_model, read_progress, restore_optimizer
 from .contrastive import ContrastiveTask
 from .data import Windows
 from .disk_and_memory import DiskSpace, check_recipe_memory, check_step_memory
 from .image_tasks import CaptionTask, ImageLabelTask
 from .label_tasks import LabelTask, SpanTask, TagTask
 from .loop import Event, Progress, Trainer
-from .new_head import ENCODER_DECODERS, LAYOUTS, check_layout
+from .model_of_recipe import check_fit, completed_config, smallest, tokenizer_of
 from .optimizer import Optimizer
+from .parallel.start import check_agreement, check_parallel, check_started, join, rank_of_environment, run_facts
 from .recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
 from .settings import Config
-from .shard_rows import ShardDocuments
 from .sources import FOLDED, SHAKESPEARE
 from .task import HeadTask, ObjectiveTask
 from .text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, PlainTextTask, ReplacedTask
@@ -121,24 +121,39 @@ class Job:
         Raises InputError where a step does not fit into memory, DivergedError for a loss that is not finite,
         CheckpointError when a checkpoint cannot be written, ConfigError when another process uses `run.out`.
         """
-        trainer, out = self.trainer, self.recipe.run.out
+        trainer = self.trainer
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
         trainer.on_note = on_note or trainer.on_note
         for note in self.notes:
             trainer.on_note(note)
+        if trainer.ranks.count > 1 and self.recipe.run.sample_every:
+            trainer.on_sample = lambda _: None
+            trainer.on_note("no samples are shown while several processes train")
         self.check_memory()
+        with trainer.ranks.watch():
+            self._run(until, force=force)
+
+    def _run(self, until: int | None, *, force: bool) -> None:
+        """`run` once everything is set."""
+        trainer, out = self.trainer, self.recipe.run.out
         if out is None:
             trainer.run(until)
             return
-        target_of(out)
-        try:
-            Path(out).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None
         self.lock = self.lock or RunLock(out)
-        with self.lock:
+        with ExitStack() as held:
             checkpoints = Checkpoints(out)
-            self._check_directory(checkpoints, force)
+
+            def enter() -> None:
+                target_of(out)
+                try:
+                    Path(out).mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None
+                assert self.lock is not None
+                held.enter_context(self.lock)
+                self._check_directory(checkpoints, force)
+
+            trainer.ranks.on_first(enter)
 
             def save(trainer: Trainer) -> None:
                 checkpoints.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
@@ -151,11 +166,12 @@ class Job:
             trainer.on_save = save
             with on_signal(stop) as received:
                 trainer.run(until)
+                stopped = trainer.ranks.any(bool(received))
                 finished = trainer.done >= 1.0 and checkpoints.exist()
-                if received or (finished and not checkpoints.model.exists()):
+                if stopped or trainer.ranks.any(finished and not checkpoints.model.exists()):
                     save(trainer)
-            if received:
-                raise Interrupted(received[0], trainer.at.step, Path(out))
+            if stopped:
+                raise Interrupted((*received, signal.SIGTERM)[0], trainer.at.step, Path(out))
 
     def check_memory(self) -> None:
         """Raises InputError where the next step does not fit into the memory that is free."""
@@ -188,7 +204,7 @@ def check_start(recipe: Recipe, *, force: bool = False) -> None:
     """
     if recipe.run.out is not None:
         Checkpoints(recipe.run.out).check_new_run(force=force)
-    check_recipe_memory(recipe, _smallest)
+    check_recipe_memory(recipe, smallest)
 
 
 @checked
@@ -197,6 +213,7 @@ def prepare(recipe: Recipe) -> Job:
 
     Raises ConfigError where parts of the recipe do not fit together, TextError and InputError for the data.
     """
+    check_started(recipe.parallel)
     task = read_task(recipe)
     if recipe.base is not None:
         base = _base(recipe, recipe.base, task)
@@ -204,8 +221,8 @@ def prepare(recipe: Recipe) -> Job:
         tokenizer, hf = None, recipe.model
         if recipe.tokenizer is not None or task.shards is not None:
             own = None if task.shards is None else task.shards.tokenizer()
-            tokenizer = task.completed(own or _tokenizer(recipe, recipe.tokenizer or "", task.texts))
-            hf = _completed(recipe, tokenizer)
+            tokenizer = task.completed(own or tokenizer_of(recipe, recipe.tokenizer or "", task.texts))
+            hf = completed_config(recipe, tokenizer)
         module, hf = task.new(hf)
         base = StartingModel(module, tokenizer, hf, task.files)
     return _job(recipe, task, replace(base, files=task.saved_files(base.files)))
@@ -238,12 +255,15 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
     those left that it had not used.  Raises CheckpointError when no checkpoint is valid, ConfigError while another
     process uses `out`.
     """
-    lock = RunLock(out).acquire()
+    lock = RunLock(out)
+    if rank_of_environment() == 0:  # of several processes one
+        lock.acquire()
     try:
         saved = Checkpoints(out).newest()
         progress, tables = read_progress(saved.path)
         recipe = check_recipe(tables, changes, str(saved.path), {"run.out": str(out)})
-        check_recipe_memory(recipe, _smallest)
+        check_started(recipe.parallel)
+        check_recipe_memory(recipe, smallest)
         task = read_task(recipe)
         if recipe.adapter is not None and recipe.base is not None:
             base = with_saved_adapter(recipe.base, recipe.adapter, saved.path)
@@ -253,7 +273,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
                 base.module.requires_grad_(True)  # a new model trains what a loaded one keeps as it is
         task.check_labels(base.module, base.hf)
         job = _job(recipe, task, base, progress)
-        job.trainer.optimizer.restore(read_optimizer(saved.path))
+        restore_optimizer(saved.path, job.trainer.optimizer, job.trainer.ranks)
     except BaseException:
         lock.release()
         raise
@@ -267,6 +287,9 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
 
     Raises TriptychError naming the first parameter that differs.
     """
+
+    if recipe.parallel is not None and recipe.parallel.processes > 1:
+        raise ConfigError("--verify-resume is for one process; leave out the table parallel")
 
     def saved_in(out: str | None) -> Recipe:
         run = recipe.run.model_copy(update={"steps": steps, "seconds": None, "out": out})
@@ -313,81 +336,18 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
 
 def _job(recipe: Recipe, task: ObjectiveTask, base: StartingModel, at: Progress | None = None) -> Job:
     """The job that trains the model `base`."""
-    _check_fit(recipe, base.module, base.tokenizer, task.head)
-    module, run = base.module.to(machine.device(recipe.run.device)), recipe.run
+    check_fit(recipe, base.module, base.tokenizer, task.head)
+    run = recipe.run
+    ranks = join(recipe.parallel, run.device, clocked=run.seconds is not None)
+    check_parallel(recipe, base.module)
+    module = base.module.to(ranks.device(machine.device(recipe.run.device)))
     task.words, task.files = base.tokenizer, base.files
     data, held_out = task.data(module, max(run.length, run.rows * run.length // run.accumulate))
-    trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, run, held_out, at)
+    check_agreement(ranks, recipe.model_dump(mode="json"), run_facts(module, data, recipe, at))
+    ranks.distribute(module)
+    optimizer = Optimizer(module, recipe.optimizer, ranks)
+    trainer = Trainer(module, data, optimizer, recipe.schedule, run, held_out, at, ranks)
     if isinstance(data, Windows) and len(data.stream) < data.length:
         size = counted(len(data.stream), "token")
         task.notes.append(f"the training text has {size}, fewer than a row may have, so that each row is all of it")
     return Job(recipe, trainer, base.tokenizer, base.hf, base.files, notes=tuple(task.notes))
-
-
-def _tokenizer(recipe: Recipe, wanted: str, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer `wanted`, which is trained on `texts` where it has a vocabulary of its own."""
-    layout = SPEECH if recipe.objective.name == "transcripts" else _layout(recipe)
-    made = new_tokenizer(wanted, texts, layout)
-    if made is not None:
-        return made
-    if Path(wanted).is_dir():
-        return from_directory(wanted)
-    known = ("byte", "characters", "bpe:4096", "words:4096")
-    raise ConfigError(
-        f"tokenizer = {wanted!r} is not a directory and not one of {', '.join(known)}{nearest(wanted, known)}"
-    )
-
-
-def _smallest(recipe: Recipe) -> ModelSpec:
-    """The spec of a new model with the fewest tokens that its tokenizer may have."""
-    if recipe.data.shards and recipe.base is None:
-        return read_config(_completed(recipe, ShardDocuments(recipe.data).tokenizer()), where="model")
-    if recipe.tokenizer is None:
-        return read_config(recipe.model, where="model")
-    kind = recipe.tokenizer.partition(":")[0]  # a BPE has all bytes, and words and characters may be few
-    fewest = {"bpe": "byte", "words": "characters"}.get(kind, recipe.tokenizer)
-    return read_config(_completed(recipe, _tokenizer(recipe, fewest, ["a"])), where="model")
-
-
-def _layout(recipe: Recipe) -> Layout:
-    """The layout of a new model: that of its objective, but of labels also that of an encoder-decoder."""
-    both = recipe.objective.name == "labels" and recipe.model.get("model_type") in ENCODER_DECODERS
-    return "encoder-decoder" if both else LAYOUTS[recipe.objective.name]
-
-
-def _completed(recipe: Recipe, tokenizer: Tokenizer) -> Config:
-    """The config, with the vocabulary and the special tokens of the tokenizer where it does not set them."""
-    defaults = {
-        "vocab_size": tokenizer.vocab_size,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "pad_token_id": tokenizer.pad_id,
-        "decoder_start_token_id": tokenizer.pad_id if _layout(recipe) == "encoder-decoder" else None,
-    }
-    return {key: value for key, value in defaults.items() if value is not None} | recipe.model
-
-
-def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | None, head: type) -> None:
-    """Raises ConfigError unless the model has the layout and the `head` of the objective, and enough positions and
-    tokens."""
-    spec, objective = module.spec, recipe.objective.name
-    check_layout(spec, objective)
-    if objective in ("seq2seq", "corruption") and not spec.source_vocab:
-        raise ConfigError(f"objective {objective} reads text, which a {spec.family} does not; captions reads images")
-    if not isinstance(spec.head, head):
-        problem = f"needs a {head.__name__}; name the class in model.architectures"
-        if recipe.base is not None:
-            problem = f"predicts tokens, and {recipe.base.path} has no head that does; take a checkpoint that has one"
-        raise ConfigError(f"objective {objective} {problem}")
-    if tokenizer is None:
-        return
-    if tokenizer.vocab_size > spec.vocab:
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {spec.vocab}; take both from one checkpoint"
-        )
-    if spec.context is not None and recipe.run.length > spec.context:
-        raise ConfigError(f"run.length = {recipe.run.length} is more than the {spec.context} positions of the model")
-    if objective == "masked" and tokenizer.mask_id is None:
-        raise ConfigError("objective masked needs a tokenizer with a mask token")
-    if spec.layout == "encoder-decoder" and spec.ids.start is None and objective != "labels":
-        raise ConfigError(f"objective {objective} needs model.decoder_start_token_id")

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from triptych.attention import Rows
 from triptych.nn import Transformer
+from triptych.ops import RowNoise
 from triptych.text import Encoded, Tokenizer
 from .objectives import Device, Example, Ids, Integers, TrainingBatch, exact, joined
 
@@ -111,12 +112,12 @@ class LabelledBatch(TrainingBatch):
     def weight(self) -> float:
         return self.head.weight(self.goals)
 
-    def outputs(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
+    def outputs(self, module: Transformer, random: RowNoise | None = None) -> Tensor:
         """The outputs of the head: [B, C] for whole rows, [N, C] for tokens."""
         batch = module.labelled_batch(self.ids, self.rows, token_types=self.types, random=random)
         return module.unembed(module(batch), self.rows, random=random)
 
-    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
+    def nats(self, module: Transformer, max_logits: int, random: RowNoise | None) -> Tensor:
         return self.head(exact(self.outputs(module, random)), self.goals, self.rows)
 
 

@@ -19,10 +19,11 @@ import torch
 
 from triptych import machine
 from triptych.nn import Transformer
+from triptych.ops import RowNoise
 from . import objectives
 from .data import Data, RandomUse, micro_batches, random_numbers
 from .evaluate import FEWEST, HeldOut, Score, evaluate
-from .objectives import TrainingBatch, collate
+from .objectives import TrainingBatch
 from .optimizer import Optimizer, Schedule
 from .precision import (
     LOWER,
@@ -33,8 +34,10 @@ from .precision import (
     first_nonfinite,
     global_dropout,
     has_dropout,
+    nonfinite_gradient,
     nonfinite_parameter,
 )
+from .ranks import Ranks
 from .settings import Finite, RunSettings
 
 Phase = Literal["step", "evaluation", "sample", "checkpoint"]
@@ -46,7 +49,8 @@ PHASE_TIME_FRACTION = 0.1  # of the seconds: for all of one part before the end 
 class Budget:
     """The time that the parts of a run took, in seconds, out of `seconds` in all (infinity: no limit)."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.seconds = math.inf if seconds is None else seconds
         self._took: dict[Phase, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._total: dict[Phase, float] = defaultdict(float)
@@ -54,9 +58,9 @@ class Budget:
     @contextmanager
     def timed(self, part: Phase) -> Iterator[None]:
         """Inside, `part` happens."""
-        began = time.monotonic()
+        began = self.clock()
         yield
-        self.add(part, time.monotonic() - began)
+        self.add(part, self.clock() - began)
 
     def add(self, part: Phase, seconds: float) -> None:
         """`part` took `seconds`."""
@@ -127,13 +131,15 @@ class Trainer:
         run: RunSettings,
         held_out: HeldOut | None = None,
         at: Progress | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
         self.module, self.data, self.optimizer, self.schedule = module, data, optimizer, schedule
         self.settings, self.held_out = run, held_out
         self.at = at or Progress()
         self.device = module.device
         self._last_score: tuple[int, Score] | None = None  # of the evaluation at the end, and after which step
-        self.budget = Budget(run.seconds)
+        self.budget = Budget(run.seconds, self.ranks.clock)
         self.on_step: Callable[[Event], None] = _ignore
         self.on_save: Callable[[Trainer], None] = _ignore
         self.on_sample: Callable[[Trainer], None] = _ignore
@@ -182,10 +188,10 @@ class Trainer:
         """
         try:
             if self.at.step == 0:
-                began = time.monotonic()
+                began = self.ranks.clock()
                 self.on_save(self)
                 written = 1.0 + self.optimizer.state_bytes / max(self.optimizer.weight_bytes, 1)
-                self.budget.add("checkpoint", (time.monotonic() - began) * written)
+                self.budget.add("checkpoint", (self.ranks.clock() - began) * written)
             with _threads(self.settings.threads):
                 self._loop(until)
         finally:
@@ -197,14 +203,15 @@ class Trainer:
         self._stop_requested = True
 
     def _loop(self, until: int | None) -> None:
-        began, tokens = time.monotonic() - self.at.elapsed, self.at.tokens
-        since = time.monotonic()
+        clock = self.ranks.clock
+        since = clock()
+        began, tokens = since - self.at.elapsed, self.at.tokens
         self._has_dropout = has_dropout(self.module)  # parts may have been replaced since `__init__`
         self.module.train()
-        while self.done < 1.0 and self.at.step != until and not self._stop_requested:
-            before, start = self.done, time.monotonic()
+        while self.done < 1.0 and self.at.step != until and not self.ranks.any(self._stop_requested):
+            before, start = self.done, clock()
             loss, norm, factor = self.step()
-            now = time.monotonic()
+            now = clock()
             self.at.elapsed = now - began
             self.budget.add("step", now - start)
             if self.at.elapsed + self.budget.expected("step") + self._reserved() > self.budget.seconds:
@@ -218,11 +225,11 @@ class Trainer:
             self.at.history.append(StepRecord(self.at.step, loss, factor, held_out))
             self.on_step(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
             rest = self.budget.seconds - self.budget.expected("sample") - self.budget.expected("checkpoint")
-            if self._due(before, self.settings.sample_every, "sample") and time.monotonic() - began <= rest:
+            if self._due(before, self.settings.sample_every, "sample") and clock() - began <= rest:
                 self._in_evaluation_mode("sample", self.on_sample)
             if self._due(before, self.settings.save_every, "checkpoint"):
                 self._in_evaluation_mode("checkpoint", self.on_save)
-            self.at.elapsed = max(self.at.elapsed, time.monotonic() - began)
+            self.at.elapsed = max(self.at.elapsed, clock() - began)
             if self.at.step % TRIM_EVERY == 0:
                 machine.give_back_memory()
         self._check_weights()
@@ -231,16 +238,19 @@ class Trainer:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
         run, step = self.settings, self.at.step
         batches = self.next_batches()
-        total = sum(batch.weight for batch in batches)
+        total, tokens = self.ranks.sums(sum(batch.weight for batch in batches), sum(batch.tokens for batch in batches))
         seed = int(random_numbers(run.seed, RandomUse.DROPOUT, step).integers(2**63))
         nats = self._gradients(batches, total, seed)
+        (nats,) = self.ranks.sums(nats)
+        if not math.isfinite(nats):
+            raise self._diverged("the loss", batches)
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
             raise self._diverged("a gradient", batches)
         factor = self.schedule.factor(self._progress(step + 1))
         self.optimizer.step(factor)
         self.at.step += 1
-        self.at.tokens += sum(batch.tokens for batch in batches)
+        self.at.tokens += int(tokens)
         return nats / total, norm, factor
 
     def next_batches(self) -> list[TrainingBatch]:
@@ -248,34 +258,40 @@ class Trainer:
         out; raises InputError if all are such."""
         run = self.settings
         examples = self.data.draw(run.seed, self.at.step, run.rows)
-        parts = micro_batches(examples, run.accumulate)
-        trained = [part for part in parts if any(example.trained.any() for example in part)]
-        return [collate(part, self.device) for part in trained or [examples]]
+        parts = micro_batches(range(len(examples)), run.accumulate)
+        trained = [part for part in parts if any(examples[i].trained.any() for i in part)]
+        return [self.ranks.batch(examples, part, self.device) for part in trained or [range(len(examples))]]
 
     def _gradients(self, batches: list[TrainingBatch], total: float, seed: int) -> float:
         """Add the gradients of the mean loss of all `total` trained tokens; the sum of their losses in nats.
 
         Dropout draws from `seed`.
         """
-        drawn_globally = draws_globally(self.module) or self.settings.compile or self.device.type != "cpu"
-        random = torch.Generator().manual_seed(seed) if self._has_dropout and not drawn_globally else None
+        alone = self.ranks.count == 1 and (self.settings.compile or self.device.type != "cpu")
+        drawn_globally = draws_globally(self.module) or alone
+        noise = self._has_dropout and not drawn_globally
         with global_dropout(seed) if self._has_dropout and drawn_globally else nullcontext():
-            return sum(self._backward(batch, total, random) for batch in batches)
+            nats = 0.0
+            for i, batch in enumerate(batches, 1):
+                random = self.ranks.noise(seed, batch.numbers_of_rows) if noise else None
+                nats += self._backward(batch, total, random, last=i == len(batches))
+        self.ranks.after_backward(self.module)
+        return nats
 
-    def _backward(self, batch: TrainingBatch, total: float, random: torch.Generator | None) -> float:
+    def _backward(self, batch: TrainingBatch, total: float, random: RowNoise | None, *, last: bool) -> float:
         """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
         with autocast(self.precision, self.device):
             nats, _ = objectives.loss(self.module, batch, random=random)
-        value = float(nats.detach())
-        if not math.isfinite(value):
-            raise self._diverged("the loss", [batch])
+        self.ranks.before_backward(self.module, last=last)
         (nats / total).backward()
-        return value
+        return float(nats.detach())
 
     def _check_weights(self) -> None:
         """Raises DivergedError for a weight that is inf or NaN.  It reads all of them, and so is for what is saved or
         shown, and for the end; in between, the loss of the next step tells."""
-        if name := nonfinite_parameter(self.module):
+        name = nonfinite_parameter(self.module)
+        if self.ranks.any(name is not None):
+            name = name or "of another process"
             raise self._not_saved(f"parameter {name}")
 
     def _not_saved(self, what: str) -> DivergedError:
@@ -289,11 +305,18 @@ class Trainer:
                 for batch in batches:
                     objectives.loss(self.module, batch)
 
-        where = first_nonfinite(self.module, forward)
+        where = first_nonfinite(self.module, forward) if self.ranks.count == 1 else self._nonfinite_anywhere()
         self.optimizer.zero()
         return DivergedError(
             f"step {self.at.step + 1}: {what} is not finite; {where}; {LOWER}, or look at the data of this step"
         )
+
+    def _nonfinite_anywhere(self) -> str:
+        """The weight or the gradient of any process that is not finite, in words."""
+        stored, gradient = nonfinite_parameter(self.module), nonfinite_gradient(self.module)
+        own = f"parameter {stored}" if stored else f"the gradient of {gradient}" if gradient else ""
+        named = [text for text in self.ranks.texts(own) if text]
+        return f"{named[0]} holds inf or NaN" if named else "the logits overflowed"
 
     def _due(self, before: float, every: float, part: Phase) -> bool:
         """Whether the last step crossed a multiple of `every` and there is time for `part`, or it ended the run."""
@@ -321,7 +344,10 @@ class Trainer:
     def _score(self, held_out: HeldOut, share: float = 1.0) -> Score:
         """The score of one of 1 / `share` evaluations, which have a tenth of the seconds together."""
         seconds = None if self.settings.seconds is None else PHASE_TIME_FRACTION * share * self.settings.seconds
-        return evaluate(self.module, held_out, autocast(self.precision, self.device), seconds=seconds)
+        context = autocast(self.precision, self.device)
+        score = evaluate(self.module, held_out, context, seconds=seconds, clock=self.ranks.clock)
+        self.ranks.after_evaluation(self.module)
+        return score
 
     def _in_evaluation_mode(self, part: Phase, hook: Callable[[Trainer], None]) -> None:
         with self.budget.timed(part):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from triptych.attention import Rows
 from triptych.count import MAX_LOGITS
 from triptych.errors import InputError
 from triptych.nn import Transformer
+from triptych.ops import RowNoise
 from triptych.text import Tokenizer
 
 Ids = NDArray[np.int32]
@@ -59,12 +60,21 @@ class Example:
         return tokenizer.tokens(self.targets.tolist())
 
 
+@runtime_checkable
+class VectorGathering(Protocol):
+    """What joins the vectors of processes that train together (`triptych.train.ranks`)."""
+
+    def gathered(self, vectors: Tensor) -> Tensor: ...
+    def rows_before(self, count: int) -> int: ...
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingBatch:
     """Rows end to end: `ids` [N], of which M positions are trained.
 
     `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.  The share
-    `smoothing` of each target is spread over the vocabulary, and `examples` are the rows that the batch was made from.
+    `smoothing` of each target is spread over the vocabulary, `examples` are the rows that the batch was made from, and
+    `numbers` theirs in a step.
     """
 
     ids: Tensor
@@ -74,6 +84,16 @@ class TrainingBatch:
     source: tuple[Tensor, Rows] | None = None
     smoothing: float = 0.0
     examples: tuple[Example, ...] = ()
+    numbers: Sequence[int] = ()
+
+    def numbered(self: B, numbers: Sequence[int]) -> B:
+        """This batch, whose rows are those of these numbers in a step."""
+        return replace(self, numbers=tuple(numbers))
+
+    @property
+    def numbers_of_rows(self) -> Sequence[int]:
+        """The number of each row of the batch in its step, from which dropout draws."""
+        return self.numbers
 
     @classmethod
     def of(cls: type[B], examples: Sequence[Example], device: Device) -> B:
@@ -87,6 +107,10 @@ class TrainingBatch:
             source=examples[0].sources(examples, device),
             examples=tuple(examples),
         )
+
+    def across(self: B, ranks: VectorGathering) -> B:
+        """This batch, where it is one process' share of a batch of several."""
+        return self
 
     @property
     def tokens(self) -> int:
@@ -102,7 +126,7 @@ class TrainingBatch:
         """The divisor of the sum of a step's losses: the trained tokens."""
         return float(self.trained)
 
-    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
+    def nats(self, module: Transformer, max_logits: int, random: RowNoise | None) -> Tensor:
         """The sum of the losses []; see `loss`."""
         x = final(module, self, random)
         part = max(1, max_logits // module.spec.vocab)
@@ -187,7 +211,7 @@ def joined(arrays: Sequence[Sequence[int] | Integers], device: Device) -> Tensor
     return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device, non_blocking=True)
 
 
-def final(module: Transformer, batch: TrainingBatch, random: torch.Generator | None = None) -> Tensor:
+def final(module: Transformer, batch: TrainingBatch, random: RowNoise | None = None) -> Tensor:
     """[M, D]: the vectors from which the trained positions are predicted; dropout draws from `random`."""
     x = module(nn.Batch(inputs=batch.ids, rows=batch.rows, source=batch.source, random=random))
     return x if batch.trained == len(x) else x[batch.at]
@@ -195,7 +219,7 @@ def final(module: Transformer, batch: TrainingBatch, random: torch.Generator | N
 
 @checked
 def loss(
-    module: Transformer, batch: TrainingBatch, max_logits: int = MAX_LOGITS, random: torch.Generator | None = None
+    module: Transformer, batch: TrainingBatch, max_logits: int = MAX_LOGITS, random: RowNoise | None = None
 ) -> tuple[Tensor, int]:
     """The sum of the cross-entropies of the trained tokens in nats, in fp32 or better, and their number M.
 
@@ -208,6 +232,8 @@ def loss(
 
 
 def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    if module.token_loss is not None:
+        return module.token_loss(x, rows, targets, smoothing)
     logits = exact(module.unembed(x, rows))
     return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 

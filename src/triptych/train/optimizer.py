@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from triptych.nn import Transformer
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
 from .data import groups
+from .ranks import Ranks
 from .settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 
 MOMENTUM = 0.95
@@ -25,22 +26,28 @@ TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices n
 
 
 class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`: the same numbers and the same state.
+    """`torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`: the same numbers and the same state; in fp32 where
+    several processes train, for in bf16 a gradient that was summed in another order gives other updates.
 
     torch iterates over one matrix at a time.  A small model has many of the same shape, and a product of matrices of
     width 128 takes less time than the call.
     """
 
+    def __init__(self, *arguments: Any, ranks: Ranks | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.ranks = ranks or Ranks()
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch has overloads
         """One update of every matrix that has a gradient; there is no `closure`."""
         for group in self.param_groups:
-            alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+            alike: defaultdict[Hashable, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    alike[parameter.shape].append(parameter)
-            for shape, parameters in alike.items():
-                for some in groups(parameters, max(1, TOGETHER // shape.numel())):
+                    alike[self.ranks.sharing_key(parameter)].append(parameter)
+            for parameters in alike.values():
+                size = self.ranks.shape(parameters[0]).numel()
+                for some in groups(parameters, max(1, TOGETHER // size)):
                     self._update(group, some)
 
     def _update(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
@@ -53,22 +60,27 @@ class Muon(torch.optim.Muon):
                 state["momentum_buffer"] = torch.zeros_like(gradient)
             mean: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
             mixed.append(gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean)
-        directions = orthogonal(torch.stack(mixed), group["ns_coefficients"], group["ns_steps"], group["eps"])
-        factor = 0.2 * max(parameters[0].shape) ** 0.5  # as large as an update of AdamW: Liu et al. 2025
+        numbers = (group["ns_coefficients"], group["ns_steps"], group["eps"])
+        directions = self.ranks.map_matrices(
+            parameters, mixed, lambda whole: orthogonal(whole, *numbers, exact=self.ranks.exact_muon)
+        )
+        factor = 0.2 * max(self.ranks.shape(parameters[0])) ** 0.5  # as large as an update of AdamW: Liu et al. 2025
         for parameter, direction in zip(parameters, directions, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"] * factor)
 
 
-def orthogonal(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """[n, rows, columns] in bf16: each matrix with its singular values moved near 1.
+def orthogonal(
+    x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, *, exact: bool = False
+) -> Tensor:
+    """[n, rows, columns] in bf16, or where `exact` in fp32 or better: each matrix with singular values moved near 1.
 
     `steps` times `a x + b (x xᵀ) x + c (x xᵀ)² x`, from a matrix of norm 1: the quintic Newton-Schulz iteration of
     Jordan et al. 2024.
     """
     a, b, c = coefficients
     upright = x.shape[1] > x.shape[2]
-    x = x.bfloat16()
+    x = x.to(torch.promote_types(x.dtype, torch.float32)) if exact else x.bfloat16()
     x = x.mT if upright else x  # the smaller of the two products of x and xᵀ
     x = x / x.flatten(1).norm(dim=1).clamp(min=eps)[:, None, None]
     for _ in range(steps):
@@ -134,8 +146,8 @@ class Optimizer:
     """The optimizers of a module behind one interface: step, clip, and state as named tensors."""
 
     @checked
-    def __init__(self, module: Transformer, settings: OptimizerSettings) -> None:
-        self.settings = settings
+    def __init__(self, module: Transformer, settings: OptimizerSettings, ranks: Ranks | None = None) -> None:
+        self.settings, self.ranks = settings, ranks or Ranks()
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         stored = module.parameters() if module.lora_adapter is None else self.parameters.values()
         self.weight_bytes = sum(p.nbytes for p in stored)  # of a checkpoint
@@ -146,15 +158,16 @@ class Optimizer:
         for name, parameter in self.parameters.items():
             role = by_role.get(name, "other")  # parameters of an adapter are not in the spec
             if settings.name == "muon" and role == "matrix":
-                matrices.append(parameter)
+                matrices.append(self.ranks.local(parameter))
             else:
-                adam[0.0 if role == "other" else settings.weight_decay].append(parameter)
+                adam[0.0 if role == "other" else settings.weight_decay].append(self.ranks.local(parameter))
         self.parts: list[torch.optim.Optimizer] = []
         if groups := [{"params": ps, "weight_decay": decay} for decay, ps in adam.items() if ps]:
             self.parts.append(AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True))
         if matrices:
             own = (settings.muon_lr, settings.weight_decay, settings.momentum)
-            self.parts.append(Muon(matrices, *own, adjust_lr_fn="match_rms_adamw"))
+            self.parts.append(Muon(matrices, *own, adjust_lr_fn="match_rms_adamw", ranks=self.ranks))
+        self._divided = [p for p in self.parameters.values() if self.ranks.local(p) is not p]
         self._groups = [group for part in self.parts for group in part.param_groups]
         for group in self._groups:
             group["peak"] = group["lr"]
@@ -163,6 +176,7 @@ class Optimizer:
         """One update at `factor` times the peak learning rates; then the gradients are set to None."""
         for group in self._groups:
             group["lr"] = group["peak"] * factor
+        self.ranks.localize_gradients(self.parameters.values())
         for part in self.parts:
             part.step()
         self.zero()
@@ -170,20 +184,26 @@ class Optimizer:
     def clip(self) -> float:
         """Scale the gradients to a global norm of at most `clip`; returns the norm before."""
         limit = self.settings.clip or math.inf
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), limit))
+        self.ranks.localize_gradients(self.parameters.values())
+        norm = self.ranks.gradient_norm(self.parameters.values())
+        torch.nn.utils.clip_grads_with_norm_([self.ranks.local(p) for p in self.parameters.values()], limit, norm)
+        return float(norm)
 
     def zero(self) -> None:
         for part in self.parts:
             part.zero_grad()
+        for parameter in self._divided:
+            parameter.grad = None
 
     @property
     def state_bytes(self) -> int:
         """The bytes of the state once a step was made: two numbers for each that AdamW trains, one for Muon's."""
-        return sum((1 if isinstance(part, Muon) else 2) * p.nbytes for part in self.parts for p in _parameters(part))
+        numbers = ((part, p, self.ranks.shape(p).numel()) for part in self.parts for p in _parameters(part))
+        return sum((1 if isinstance(part, Muon) else 2) * p.element_size() * n for part, p, n in numbers)
 
     def state(self) -> dict[str, Tensor]:
         """All optimizer state by `PARAMETER/KEY`, for example `decoder.blocks.0.attn.q.weight/momentum_buffer`."""
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
+        names = {self.ranks.local(parameter): name for name, parameter in self.parameters.items()}
         states = [(names[parameter], state) for part in self.parts for parameter, state in part.state.items()]
         return {f"{name}/{key}": value for name, state in states for key, value in state.items()}
 
@@ -193,11 +213,11 @@ class Optimizer:
         states = {p: part.state[p] for part in self.parts for p in _parameters(part)}
         for name, value in state.items():
             of, _, key = name.rpartition("/")
-            parameter = self.parameters.get(of)
+            parameter = self.ranks.local(self.parameters[of]) if of in self.parameters else None
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
             states[parameter][key] = value.to(parameter.device, copy=True)
-        missing = [name for name, p in self.parameters.items() if state and not states[p]]
+        missing = [name for name, p in self.parameters.items() if state and not states[self.ranks.local(p)]]
         if missing:
             raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")
 

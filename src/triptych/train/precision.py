@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from triptych.errors import InputError, TriptychError
 from triptych.nn import Transformer
+from triptych.nn.packed_weight import own_part
 
 Precision = Literal["auto", "bf16", "fp32"]
 WIDE = 128  # width from which a model is trained in bf16 on a processor that has it (docs/log.md has the measurement)
@@ -79,7 +80,14 @@ class DivergedError(TriptychError):
 
 def nonfinite_parameter(module: nn.Module) -> str | None:
     """The name of the first parameter that holds inf or NaN."""
-    return next((name for name, weight in module.named_parameters() if not torch.isfinite(weight).all()), None)
+    weights = ((name, own_part(weight)) for name, weight in module.named_parameters())
+    return next((name for name, weight in weights if not torch.isfinite(weight).all()), None)
+
+
+def nonfinite_gradient(module: nn.Module) -> str | None:
+    """The name of the last parameter, the first in the backward pass, whose gradient holds inf or NaN."""
+    gradients = [(name, own_part(p.grad)) for name, p in module.named_parameters() if p.grad is not None]
+    return next((name for name, gradient in reversed(gradients) if not torch.isfinite(gradient).all()), None)
 
 
 def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
@@ -102,5 +110,5 @@ def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
             handle.remove()
     if nonfinite:
         return f"{nonfinite[0]} was the first to give inf or NaN"
-    broken = [name for name, p in module.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
-    return f"the forward pass is finite, the gradient of {broken[-1]} is not" if broken else "the logits overflowed"
+    broken = nonfinite_gradient(module)
+    return f"the forward pass is finite, the gradient of {broken} is not" if broken else "the logits overflowed"

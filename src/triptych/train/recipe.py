@@ -22,6 +22,7 @@ from triptych.families.named_configs import NAMED
 from triptych.shards.shard_set import holds_shards
 from .base_model import AdapterRecipe, BaseSettings
 from .optimizer import OptimizerSettings, Schedule
+from .parallel.settings import ParallelSettings
 from .settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, suggestion
 
 Objective = Literal[
@@ -165,6 +166,8 @@ class Recipe(RecipeSection):
     schedule: Schedule = Schedule()
     adapter: AdapterRecipe | None = None
     """With this table an adapter of the model at `model.path` is trained, and the model stays as it is."""
+    parallel: ParallelSettings | None = None
+    """With this table several processes train."""
 
     @property
     def base(self) -> BaseSettings | None:

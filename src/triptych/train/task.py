@@ -277,4 +277,4 @@ def written(
     requests = [
         Request(prompt=prompt, source=one, max_new_tokens=most, ends=ends, number=i) for i, one in enumerate(sources)
     ]
-    return generate(Scheduler(Engine(module)), requests, tokenizer)
+    return generate(Scheduler(Engine(module.whole())), requests, tokenizer)
