@@ -85,7 +85,7 @@ def rows_of(kind: str, lengths: Sequence[int], untrained: Sequence[int] = ()) ->
     masking = TokenMasking(mask=4, vocab=V, special=frozenset(range(5)), rate=0.3)
 
     def row(length: int) -> Example:
-        ids = random.integers(5, V, length + 1)
+        ids = random.integers(5, V, length + 1, dtype=np.int32)
         if kind == "t5":
             return seq2seq(ids, ids[::-1][: length // 2 + 1], 0)
         return masking(ids, random) if kind == "bert" else causal(ids)
