@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 RANK, WORLD = "RANK", "WORLD_SIZE"  # torchrun's variables
 
 
-def rank_of_environment() -> int:
-    """The number of this process among those that torchrun started, 0 for one that it did not start."""
-    return int(os.environ.get(RANK, "0"))
+def own_rank() -> int:
+    """The number of this process among those that train together, 0 for one that trains alone."""
+    import torch.distributed as dist
+
+    running = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if running else int(os.environ.get(RANK, "0"))
 
 
 def processes_of_environment() -> int:
