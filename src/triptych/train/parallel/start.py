@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from triptych import __version__, machine
+from triptych import machine
 from triptych.errors import ConfigError, shown
 from triptych.nn import Transformer
 from triptych.nn.packed_weight import dense
@@ -123,7 +124,7 @@ def check_agreement(ranks: Ranks, recipe: Mapping[str, object], facts: Mapping[s
     """Raises ConfigError, in every process, where a recipe or one of the `facts` of a process is not that of rank 0."""
     if ranks.count == 1:
         return
-    own = {"triptych": __version__, "torch": torch.__version__, **dict(_flat(recipe)), **facts}
+    own = {"triptych": _installed_version(), "torch": torch.__version__, **dict(_flat(recipe)), **facts}
     first, *others = (json.loads(text) for text in ranks.texts(json.dumps(own, default=str)))
     for rank, other in enumerate(others, 1):
         for name in (*first, *(other.keys() - first.keys())):
@@ -133,6 +134,14 @@ def check_agreement(ranks: Ranks, recipe: Mapping[str, object], facts: Mapping[s
                     f"rank {rank} differs from rank 0 in {name}: {shown(there)} and {shown(here)}; give every process "
                     "the same recipe, data and versions"
                 )
+
+
+def _installed_version() -> str:
+    """The version of this library, "" where it runs from its source alone."""
+    try:
+        return metadata.version("triptych")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def run_facts(module: Transformer, data: Data, recipe: Recipe, at: Progress | None) -> dict[str, object]:
