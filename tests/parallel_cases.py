@@ -1,5 +1,6 @@
 """The cases that processes of `parallel_processes` run, and one process alone for comparison (`ALONE`)."""
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -85,7 +86,7 @@ def rows_of(kind: str, lengths: Sequence[int], untrained: Sequence[int] = ()) ->
     masking = TokenMasking(mask=4, vocab=V, special=frozenset(range(5)), rate=0.3)
 
     def row(length: int) -> Example:
-        ids = random.integers(5, V, length + 1)
+        ids = random.integers(5, V, length + 1, dtype=np.int32)
         if kind == "t5":
             return seq2seq(ids, ids[::-1][: length // 2 + 1], 0)
         return masking(ids, random) if kind == "bert" else causal(ids)
@@ -159,13 +160,12 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     return max(float(np.abs(one[name] - value).max()) for name, value in other.items()) / scale
 
 
-def of_objective(ranks: Ranks, objective: str, seed: int) -> dict[str, Any]:
-    """The first step of a random case of any objective (`training_objectives`), in fp64."""
-    from training_objectives import DRAW
-
-    case = DRAW[objective](seed)
-    module = case.module.double().train().requires_grad_(True)
-    return first_step(trainer_of(ranks, module, case.examples, accumulate=1))
+def of_rows(ranks: Ranks, pickled: bytes, dtype: str) -> dict[str, Any]:
+    """The first step of a module on rows.  It comes pickled, for the reference library, which made it, waits for the
+    other processes where there is a process group."""
+    module, examples = pickle.loads(pickled)
+    module = module.to(getattr(torch, dtype)).train().requires_grad_(True)
+    return first_step(trainer_of(ranks, module, examples))
 
 
 def with_own_weights(ranks: MeshRanks, **arguments: Any) -> dict[str, Any]:

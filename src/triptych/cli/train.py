@@ -96,7 +96,7 @@ def train(
         raise BadParameter("--resume continues the run that --force deletes; give one of the two")
     from triptych import machine
     from triptych.train import read_recipe
-    from triptych.train.parallel.start import rank_of_environment
+    from triptych.train.parallel.start import own_rank
     from triptych.train.recipe import named_data
 
     machine.use_threads()
@@ -115,7 +115,7 @@ def train(
     elif verify_resume is not None:
         _verify_resume(chosen, verify_resume, as_json=as_json)
     else:
-        with _as_rank(rank_of_environment()):
+        with _as_rank(own_rank()):
             _train(chosen, recipe, set_ or (), resume=resume, force=force, as_json=as_json)
 
 

@@ -32,7 +32,7 @@ from .label_tasks import LabelTask, SpanTask, TagTask
 from .loop import Event, Progress, Trainer
 from .model_of_recipe import check_fit, completed_config, smallest, tokenizer_of
 from .optimizer import Optimizer
-from .parallel.start import check_agreement, check_parallel, check_started, join, rank_of_environment, run_facts
+from .parallel.start import check_agreement, check_parallel, check_started, join, own_rank, run_facts
 from .recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
 from .settings import Config
 from .sources import FOLDED, SHAKESPEARE
@@ -256,7 +256,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
     process uses `out`.
     """
     lock = RunLock(out)
-    if rank_of_environment() == 0:  # of several processes one
+    if own_rank() == 0:  # of several processes one
         lock.acquire()
     try:
         saved = Checkpoints(out).newest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -61,9 +62,8 @@ class Muon(torch.optim.Muon):
             mean: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
             mixed.append(gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean)
         numbers = (group["ns_coefficients"], group["ns_steps"], group["eps"])
-        directions = self.ranks.map_matrices(
-            parameters, mixed, lambda whole: orthogonal(whole, *numbers, exact=self.ranks.exact_muon)
-        )
+        iterate = partial(orthogonal, exact=True) if self.ranks.exact_muon else orthogonal
+        directions = self.ranks.map_matrices(parameters, mixed, lambda whole: iterate(whole, *numbers))
         factor = 0.2 * max(self.ranks.shape(parameters[0])) ** 0.5  # as large as an update of AdamW: Liu et al. 2025
         for parameter, direction in zip(parameters, directions, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])

@@ -168,7 +168,7 @@ class MeshRanks(Ranks):
         return bool(value)
 
     def texts(self, text: str) -> list[str]:
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
         lengths = [torch.zeros((), dtype=torch.long) for _ in range(self.count)]
         dist.all_gather(lengths, torch.tensor(len(own)))
         padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 RANK, WORLD = "RANK", "WORLD_SIZE"  # torchrun's variables
 
 
-def rank_of_environment() -> int:
-    """The number of this process among those that torchrun started, 0 for one that it did not start."""
-    return int(os.environ.get(RANK, "0"))
+def own_rank() -> int:
+    """The number of this process among those that train together, 0 for one that trains alone."""
+    import torch.distributed as dist
+
+    running = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if running else int(os.environ.get(RANK, "0"))
 
 
 def processes_of_environment() -> int:
@@ -121,8 +124,7 @@ def check_agreement(ranks: Ranks, recipe: Mapping[str, object], facts: Mapping[s
     """Raises ConfigError, in every process, where a recipe or one of the `facts` of a process is not that of rank 0."""
     if ranks.count == 1:
         return
-    version = sys.modules["triptych"].__version__  # which this package does not import
-    own = {"triptych": version, "torch": torch.__version__, **dict(_flat(recipe)), **facts}
+    own = {"triptych": _installed_version(), "torch": torch.__version__, **dict(_flat(recipe)), **facts}
     first, *others = (json.loads(text) for text in ranks.texts(json.dumps(own, default=str)))
     for rank, other in enumerate(others, 1):
         for name in (*first, *(other.keys() - first.keys())):
@@ -132,6 +134,14 @@ def check_agreement(ranks: Ranks, recipe: Mapping[str, object], facts: Mapping[s
                     f"rank {rank} differs from rank 0 in {name}: {shown(there)} and {shown(here)}; give every process "
                     "the same recipe, data and versions"
                 )
+
+
+def _installed_version() -> str:
+    """The version of this library, "" where it runs from its source alone."""
+    try:
+        return metadata.version("triptych")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def run_facts(module: Transformer, data: Data, recipe: Recipe, at: Progress | None) -> dict[str, object]:
