@@ -75,8 +75,8 @@ def no_mask(patch: Patch) -> None:
 
 
 def unscaled_dropout(patch: Patch) -> None:
-    def dropped(x: Tensor, rate: float, training: bool, random: torch.Generator | None = None) -> Tensor:
-        return x * torch.empty_like(x).bernoulli_(1 - rate, generator=random)
+    def dropped(x: Tensor, rate: float, training: bool, random: ops.Noise | None = None) -> Tensor:
+        return x * torch.empty_like(x).bernoulli_(1 - rate)
 
     patch.setattr(ops, "dropout", dropped)
 

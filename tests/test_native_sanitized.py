@@ -72,7 +72,7 @@ def training():
                 v = torch.randn(2, 2, count, value_width, dtype=dtype, requires_grad=True)
                 for bias in (None, torch.randn(1, 4, queries, count, requires_grad=True)):
                     out = attend(q, k, v, mask=mask, bias=bias, path="native")
-                    ops.GATED["silu"](out.contiguous(), torch.randn(out.shape, dtype=dtype)).float().sum().backward()
+                    ops.gated("silu", out.contiguous(), torch.randn(out.shape, dtype=dtype)).float().sum().backward()
                     ops.ACTIVATIONS["gelu"](q.contiguous()).float().sum().backward()
         for width, turned in ((64, 64), (7, 2), (50, 36)):
             x, turn = torch.randn(9, 3, width, dtype=dtype, requires_grad=True), torch.randn(9, 1, turned)

@@ -175,7 +175,7 @@ def test_threads_change_no_bit(best: None) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out = ops.GATED["silu"](attend(*inputs, mask=causal(), bias=bias, path="native").contiguous(), gate)
+            out = ops.gated("silu", attend(*inputs, mask=causal(), bias=bias, path="native").contiguous(), gate)
             out = ops.rms_norm(out.float(), weight, 0.0, 1e-5)
             runs.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, bias, gate, weight])])
     finally:
@@ -204,15 +204,15 @@ def test_auto_takes_it_for_a_training_step_alone(best: None) -> None:
 
 @pytest.mark.parametrize("gate", [False, True], ids=["alone", "gated"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("name", native_training.SHARES)
+@pytest.mark.parametrize("name", native_training.KERNELS)
 def test_an_activation_and_its_gradient_are_those_of_fp64(
     level: str, name: str, dtype: torch.dtype, gate: bool
 ) -> None:
-    plain = native_training.SHARES[name][1]
+    plain = native_training.ACTIVATIONS[name]
     for count in (1, 7, 16, 1000, 40001):
         x, other = ((6 * torch.randn(count)).to(dtype).requires_grad_() for _ in range(2))
         inputs = (x, other) if gate else (x,)
-        y = ops.GATED[name](x, other) if gate else ops.ACTIVATIONS[name](x)
+        y = ops.gated(name, x, other) if gate else ops.activated(name, x)
         exact = [one.detach().double().requires_grad_() for one in inputs]
         expected = plain(exact[0]) * exact[1] if gate else plain(exact[0])
         gradient = torch.randn(count).to(dtype)
@@ -223,14 +223,14 @@ def test_an_activation_and_its_gradient_are_those_of_fp64(
 
 def test_another_activation_would_be_noticed(best: None) -> None:
     x = torch.randn(1000, requires_grad=True)
-    results = [ops.ACTIVATIONS["gelu_tanh"](x)]
+    results = [ops.activated("gelu_tanh", x)]
     assert difference(results, [torch.nn.functional.gelu(x.detach().double())]) > 2 * FLOATS[torch.float32]
 
 
-@pytest.mark.parametrize("name", native_training.SHARES)
+@pytest.mark.parametrize("name", native_training.KERNELS)
 def test_activations_keep_nan_and_the_ends_of_the_line(level: str, name: str) -> None:
     x = torch.tensor([float("nan"), 1e30, -1e30, 0.0, -0.0, 100.0, -100.0], requires_grad=True)
-    y = ops.ACTIVATIONS[name](x)
+    y = ops.activated(name, x)
     assert y[0].isnan()
     assert torch.equal(y[1:], torch.tensor([1e30, -0.0, 0.0, -0.0, 100.0, -0.0]))
 
@@ -277,7 +277,7 @@ def both(q: Tensor) -> Tensor:
     flat = out.flatten(0, 2)[:, None]
     flat = ops.rms_norm(flat, torch.ones(4).to(flat), 0.5, 1e-5)
     turn = torch.arange(4.0).to(q.dtype).expand(len(flat), 1, 4).contiguous()
-    return ops.GATED["gelu"](ops.rotate(flat, ops.Rotation(turn.cos(), turn.sin(), "half")).view(out.shape), q)
+    return ops.gated("gelu", ops.rotate(flat, ops.Rotation(turn.cos(), turn.sin(), "half")).view(out.shape), q)
 
 
 def test_torch_func_and_other_modes_of_differentiation_get_torch(best: None) -> None:
@@ -318,7 +318,7 @@ assert dispatch.choose(request).name == "native"
 run = dispatch.choose(request).plan(request)
 
 def block(q):
-    return ops.GATED["gelu"](run(q, q, q, None, None).contiguous(), q)
+    return ops.gated("gelu", run(q, q, q, None, None).contiguous(), q)
 
 out = torch.compile(block, backend="aot_eager", fullgraph=True)(q)
 assert type(out.grad_fn).__name__ == "CompiledFunctionBackward"

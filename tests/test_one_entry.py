@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from triptych import check, nn
+from triptych import check, nn, ops
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.model import Model
@@ -165,7 +165,7 @@ def dropping(rate: float = 0.3) -> nn.Transformer:
     return nn.new(replace(model, decoder=replace(model.decoder, embed=embed, blocks=tuple(blocks), dropout=rate)))
 
 
-def drawn(module: nn.Transformer, random: torch.Generator | None) -> tuple[Tensor, dict[str, Tensor]]:
+def drawn(module: nn.Transformer, random: ops.RowNoise | None) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits in training, and gradients."""
     module.train().zero_grad()
     ids, rows = nn.flat(DOCUMENTS, CPU)
@@ -174,34 +174,41 @@ def drawn(module: nn.Transformer, random: torch.Generator | None) -> tuple[Tenso
     return out.detach(), {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def seeded(seed: int) -> ops.RowNoise:
+    return ops.RowNoise(seed, range(len(DOCUMENTS)))
 
 
-def test_a_generator_draws_what_the_global_one_draws() -> None:
+def test_dropout_follows_from_its_seed_alone() -> None:
     module = dropping()
-    torch.manual_seed(7)
-    expected, gradients = drawn(module, None)
     state = torch.get_rng_state()
+    expected, gradients = drawn(module, seeded(7))
+    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn from it
     found, own = drawn(module, seeded(7))
     assert torch.equal(found, expected)
     assert all(torch.equal(own[name], gradients[name]) for name in gradients)
-    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn from it
     assert not torch.equal(drawn(module, seeded(8))[0], expected)
     assert not torch.equal(drawn(dropping(0.0), None)[0], expected)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
+def test_dropout_of_a_row_is_the_same_beside_other_rows() -> None:
+    module = dropping().train()
+    (whole, rows), (alone, row) = nn.flat(DOCUMENTS, CPU), nn.flat(DOCUMENTS[1:2], CPU)
+    together = module.logits(nn.Batch(inputs=whole, rows=rows, random=seeded(7))).split(rows.lengths)[1]
+    single = nn.Batch(inputs=alone, rows=row, random=ops.RowNoise(7, [1]))
+    assert torch.allclose(module.logits(single), together, atol=1e-5)
+    other = nn.Batch(inputs=alone, rows=row, random=ops.RowNoise(7, [0]))
+    assert not torch.allclose(module.logits(other), together, atol=1e-2)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of rows", "global generator"])
 def test_recompute_draws_the_same_numbers(own: bool) -> None:
     module = dropping()
     results = []
     for recompute in (False, True):
         module.decoder.recompute = recompute
         torch.manual_seed(7)
-        random = seeded(7) if own else None
-        results.append(drawn(module, random))
-        after = torch.get_rng_state() if random is None else random.get_state()
-        results[-1][1]["random state"] = after
+        results.append(drawn(module, seeded(7) if own else None))
+        results[-1][1]["random state"] = torch.get_rng_state()
     (plain, gradients), (again, others) = results
     assert torch.equal(plain, again)
     assert gradients.keys() == others.keys()

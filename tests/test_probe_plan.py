@@ -106,7 +106,8 @@ def test_gradients_reach_what_was_read(model: Model, read: Read) -> None:
         model.module.requires_grad_(wanted)
         found = trace(model, read=read)
         (x, *_), plain = found[STREAM], model.logits(ROWS)
-        assert all(torch.equal(a, b) for a, b in zip(found.logits, plain, strict=True))
+        # With gradients other kernels compute.
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found.logits, plain, strict=True))
         score = found.logits[0][-1].square().sum()
         score.backward(retain_graph=True)
         gradient = x.grad.clone()

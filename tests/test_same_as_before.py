@@ -173,7 +173,7 @@ def test_first_steps_of_the_recipe_as_shipped(panel: str, tmp_path: Path) -> Non
 
 def test_control_muon_with_one_step_fewer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = optimizer.orthogonal
-    monkeypatch.setattr(optimizer, "orthogonal", lambda x, abc, steps, eps: whole(x, abc, steps - 1, eps))
+    monkeypatch.setattr(optimizer, "orthogonal", lambda x, abc, steps, eps, **how: whole(x, abc, steps - 1, eps, **how))
     with pytest.raises(AssertionError):
         test_first_steps_of_the_recipe_as_shipped("encoder-decoder", tmp_path)
 

@@ -21,7 +21,8 @@ from triptych.cli import main
 from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matrices, count
 from triptych.errors import ConfigError, InputError
 from triptych.nn.packed_weight import PackedWeight
-from triptych.train import causal, check_recipe, check_start, data, job, prepare, resume
+from triptych.ops import native_training
+from triptych.train import causal, check_recipe, check_start, data, model_of_recipe, prepare, resume
 from triptych.train.disk_and_memory import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
@@ -62,7 +63,7 @@ def tables(directory: Path, objective: str = "causal", **changes: Any) -> dict[s
 def estimated(recipe: Any) -> Any:
     """What the recipe alone says."""
     header = None if recipe.base is None else read_header(recipe.base.path)
-    spec = job._smallest(recipe) if header is None else header.spec
+    spec = model_of_recipe.smallest(recipe) if header is None else header.spec
     return recipe_memory(recipe, spec, None, recipe.run.accumulate)
 
 
@@ -208,7 +209,8 @@ def test_a_second_run_into_a_directory_is_refused_before_its_data_are_read(tmp_p
     assert (tmp_path / "run" / "model").exists()
 
 
-def test_in_bf16_matrices_are_kept_twice_and_activations_in_half() -> None:
+def test_in_bf16_matrices_are_kept_twice_and_activations_in_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_training, "kernels_for", lambda dtype: None)  # which keep less
     wide = LLAMA | {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 3, "num_key_value_heads": 3}
     model, tokens = triptych.create(wide), 512  # of fewer, attention keeps its pattern in fp32
     kept, logits = activation_bytes(model.spec, Counter([TrainingRow(tokens)]), bf16=True)

@@ -7,7 +7,8 @@ values and output and one log-sum-exp a head and query, since the fused kernel c
 also the noise and their product, with a softcap the scores, with such a bias the masked scores and the masked pattern.
 Under a window as many keys are counted as a query sees, which is the least that blocks of queries keep; beside a
 learned bias there are no such blocks.  Masks, tables of positions and what a kernel needs while it runs are not
-counted.
+counted.  This is what torch keeps; the native kernels of a training step keep less (of a gated MLP two vectors of its
+hidden width, of RMSNorm no normalized vector, and no pattern beside a learned bias).
 """
 
 from collections import Counter

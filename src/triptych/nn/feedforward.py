@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import mul
 
 from torch import Tensor
 
@@ -20,7 +21,8 @@ class MLP(Module[parts.MLPSpec], of=parts.MLPSpec):
 
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", taps.computed(ops.ACTIVATIONS[self.spec.act], up), ctx.rows)
+        act = partial(ops.activated, self.spec.act) if self.training else ops.ACTIVATIONS[self.spec.act]
+        hidden = taps("act", taps.computed(act, up), ctx.rows)
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 
@@ -34,7 +36,11 @@ class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
     def forward(self, x: Tensor, ctx: Context, taps: Taps) -> Tensor:
         gate = taps("gate", self.gate(x), ctx.rows)
         up = taps("up", self.up(x), ctx.rows)
-        hidden = taps("act", taps.computed(ops.GATED[self.spec.act], gate, up), ctx.rows)
+        if self.training:
+            product = taps.computed(partial(ops.gated, self.spec.act), gate, up)
+        else:
+            product = taps.computed(mul, taps.computed(ops.ACTIVATIONS[self.spec.act], gate), up)
+        hidden = taps("act", product, ctx.rows)
         return self.down(ops.dropout(hidden, self.spec.dropout, self.training, ctx.random))
 
 

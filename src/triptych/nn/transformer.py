@@ -56,6 +56,16 @@ class Batch:
     random: ops.RowNoise | None = None
 
 
+def _noise(random: ops.RowNoise, part: int, rows: Rows) -> ops.RowNoise:
+    """What a part of the model draws from.  Raises InputError for anything else than a RowNoise."""
+    if not isinstance(random, ops.RowNoise):
+        raise InputError(
+            f"random is a {type(random).__name__}; dropout draws from an ops.RowNoise(seed, numbers of the rows), or "
+            "from torch's global generator where it is None"
+        )
+    return random.of(part, rows.lengths)
+
+
 class ExecutorPlans(dict[str, Any]):
     """The plans that executors made of one module and keep with it, by their kind; of each kind one or several.
 
@@ -181,7 +191,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         return self.decoder(
             batch.inputs, rows, token_types=batch.token_types, cache=batch.cache, cross=cross,
             taps=taps.at(prefix) if prefix else taps,
-            random=None if batch.random is None else batch.random.of(DECODER, rows.lengths),
+            random=None if batch.random is None else _noise(batch.random, DECODER, rows),
         )  # fmt: skip
 
     def unembed(self, hidden: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: ops.RowNoise | None = None) -> Tensor:
@@ -219,7 +229,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
             refuse_length(rows, limit, "source" if self.decoder is not None else "input")
         types = batch.token_types if self.decoder is None else None
         taps = batch.taps.at(self.prefix["encoder"])
-        random = None if batch.random is None else batch.random.of(ENCODER, rows.lengths)
+        random = None if batch.random is None else _noise(batch.random, ENCODER, rows)
         return self.encoder(inputs, rows, token_types=types, taps=taps, random=random)
 
 

@@ -2,8 +2,6 @@
 
 from .experts import experts
 from .functions import (
-    ACTIVATIONS,
-    GATED,
     Rotation,
     conv1d,
     dropout,
@@ -19,13 +17,14 @@ from .functions import (
     sinusoids,
     softcap,
 )
+from .native_training import ACTIVATIONS, activated, gated
 from .noise import Noise, RowNoise
 from .recording import RUN, NotLowerable, implements, record, recorded_call
 from .table import OPERATIONS, Dim, Operation, Shape
 
 __all__ = [
-    "ACTIVATIONS", "GATED", "OPERATIONS", "RUN", "Dim", "Noise", "NotLowerable", "Operation",
-    "Rotation", "RowNoise", "Shape", "conv1d", "dropout", "dtype_of", "embedding", "experts", "implements",
+    "ACTIVATIONS", "OPERATIONS", "RUN", "Dim", "Noise", "NotLowerable", "Operation", "Rotation", "RowNoise",
+    "Shape", "activated", "conv1d", "dropout", "dtype_of", "embedding", "experts", "gated", "implements",
     "l2_normalize", "layer_norm", "linear", "patches", "pool", "record", "recorded_call", "rms_norm", "rotate",
     "sinusoids", "softcap",
 ]  # fmt: skip

@@ -6,9 +6,8 @@ function follows torch's override protocol: an argument that has `__torch_functi
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,7 +16,6 @@ from torch.nn import functional as F
 from torch.overrides import has_torch_function_unary
 
 from . import native_training
-from .native_training import SHARES, activated, gated
 from .noise import Noise
 from .recording import NamedCall, NotLowerable, implements, record, recorded_as
 
@@ -30,23 +28,6 @@ implements("scale")(operator.mul)
 implements("shift")(operator.add)
 implements("multiply")(operator.mul)
 implements("add")(operator.add)
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    **{name: partial(activated, name, plain) for name, (_, plain) in SHARES.items()},
-    "tanh": torch.tanh,
-}
-
-
-def _gated(plain: Callable[[Tensor], Tensor], x: Tensor, gate: Tensor) -> Tensor:
-    return plain(x) * gate
-
-
-#: `act(x) * gate` of x and gate, of one shape: gated linear units (Shazeer 2020).
-GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    **{name: partial(_gated, plain) for name, plain in ACTIVATIONS.items()},
-    **{name: partial(gated, name, plain) for name, (_, plain) in SHARES.items()},
-}
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -21,12 +21,14 @@ from triptych.native.step import NORM_TOKENS, Function, TrainNorm
 
 FEWEST = 1 << 14  # numbers below which a call from Python costs more than the kernel saves
 PLAIN = (Tensor, nn.Parameter)
-SHARES: dict[str, tuple[Function, Callable[[Tensor], Tensor]]] = {
-    "gelu": (Function.GELU, F.gelu),
-    "gelu_tanh": (Function.GELU_TANH, lambda x: F.gelu(x, approximate="tanh")),
-    "silu": (Function.SILU, F.silu),
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
 }
-"""The activations that have kernels: their number in `vector.h`, and torch's function."""
+KERNELS = {"gelu": Function.GELU, "gelu_tanh": Function.GELU_TANH, "silu": Function.SILU}  # as `vector.h` numbers them
 
 
 def _watched() -> bool:
@@ -82,11 +84,6 @@ def plain_gradients(
     return [next(got) if x is not None and x.requires_grad else None for x in given]
 
 
-def _alias(x: Tensor, *, attached: bool) -> Tensor:
-    """The same numbers as another tensor, since one may be several inputs of a function."""
-    return x.view_as(x) if attached else x.detach().requires_grad_(x.requires_grad)
-
-
 class _Activation(torch.autograd.Function):
     """`f(x)`, or `f(x) * gate`."""
 
@@ -103,7 +100,7 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None, Tensor | None]:
         x, gate = ctx.saved_tensors
-        plain = SHARES[ctx.name][1]
+        plain = ACTIVATIONS[ctx.name]
         by_torch = plain_gradients(lambda x, gate: plain(x) if gate is None else plain(x) * gate, (x, gate), gradient)
         if by_torch is not None:
             return None, None, by_torch[0], by_torch[1]
@@ -121,30 +118,24 @@ _activation: Callable[..., Tensor] = _Activation.apply  # torch's has no annotat
 
 
 def _call(name: str, x: Tensor, gate: Tensor | None) -> TrainActivation:
-    call = TrainActivation(x=x.data_ptr(), count=x.numel(), bf16=x.dtype is torch.bfloat16, function=SHARES[name][0])
+    call = TrainActivation(x=x.data_ptr(), count=x.numel(), bf16=x.dtype is torch.bfloat16, function=KERNELS[name])
     if gate is not None:
         call.gate = gate.data_ptr()
     return call
 
 
-def activated(name: str, plain: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`plain(x)`, which is the activation `name`, on the kernels where they serve."""
-    kernels = training_kernels(x) if type(x) in PLAIN and x.numel() >= FEWEST and x.is_contiguous() else None
-    return plain(x) if kernels is None else _activation(kernels, name, x, None)
+def activated(name: str, x: Tensor) -> Tensor:
+    """The activation `name` of x, in a training step."""
+    large = name in KERNELS and type(x) in PLAIN and x.numel() >= FEWEST and x.is_contiguous()
+    kernels = training_kernels(x) if large else None
+    return ACTIVATIONS[name](x) if kernels is None else _activation(kernels, name, x, None)
 
 
-def gated(name: str, plain: Callable[[Tensor], Tensor], x: Tensor, gate: Tensor) -> Tensor:
-    """`plain(x) * gate`, likewise."""
-    kernels = None
-    if (
-        type(x) in PLAIN
-        and x.numel() >= FEWEST
-        and x.shape == gate.shape
-        and x.is_contiguous()
-        and gate.is_contiguous()
-    ):
-        kernels = training_kernels(x, gate)
-    return plain(x) * gate if kernels is None else _activation(kernels, name, x, gate)
+def gated(name: str, x: Tensor, gate: Tensor) -> Tensor:
+    """`act(x) * gate` of x and gate, of one shape, in a training step: gated linear units (Shazeer 2020)."""
+    large = name in KERNELS and type(x) in PLAIN and x.numel() >= FEWEST and x.shape == gate.shape
+    kernels = training_kernels(x, gate) if large and x.is_contiguous() and gate.is_contiguous() else None
+    return ACTIVATIONS[name](x) * gate if kernels is None else _activation(kernels, name, x, gate)
 
 
 class _Rotated(torch.autograd.Function):
