@@ -263,6 +263,7 @@ def test_a_text_that_cannot_be_is_one_line(
 def test_an_encoder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for lab in LABS:
         monkeypatch.setattr(lab, "decoder", lambda setup: Model(tiny.encoder(), byte_tokenizer()))
+    monkeypatch.setattr(not_explanation.NotExplanationLab, "_of_classifier", lambda *given: ((), ()))
     with pytest.raises(InputError, match="decoder"):
         run(name, Setup(full=True))
 

@@ -87,7 +87,7 @@ class Checkpoints:
         """
         path = self.directory / f"step-{trainer.at.step:08}"
         state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
-        content = Content(trainer, hf, tokenizer, recipe, files or {}, json.dumps(state.model_dump(), allow_nan=False))
+        content = CheckpointContent(trainer, hf, tokenizer, recipe, files or {}, json.dumps(state.model_dump(), allow_nan=False))
         if trainer.ranks.count > 1:
             self._save_together(path, content)
             return path
@@ -100,7 +100,7 @@ class Checkpoints:
             raise _not_written(path, error) from None
         return path
 
-    def _save_together(self, path: Path, content: Content) -> None:
+    def _save_together(self, path: Path, content: CheckpointContent) -> None:
         """`save` of several processes: rank 0 writes the model and what belongs to it, all write the optimizer."""
         from .parallel.checkpoints import write_optimizer
 
@@ -229,7 +229,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, eq=False)
-class Content:
+class CheckpointContent:
     """What a checkpoint holds beside the optimizer's state; `state` is the text of `state.json`."""
 
     trainer: Trainer

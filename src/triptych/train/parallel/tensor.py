@@ -35,7 +35,7 @@ ROWS, COLUMNS, EVERYWHERE = Shard(0), Shard(1), Replicate()
 
 
 @dataclass(frozen=True)
-class Layout:
+class Division:
     """How the parameters of a part are divided, by name.  `partial` are those that every process has and whose gradient
     is the sum of all processes'."""
 
@@ -44,10 +44,10 @@ class Layout:
 
 
 #: A linear map whose outputs are divided, and one whose inputs are; with the factors of an adapter.
-BY_OUTPUTS = Layout({"weight": ROWS, "bias": ROWS, "up": ROWS}, ("down",))
-BY_INPUTS = Layout({"weight": COLUMNS, "down": COLUMNS}, ("up",))
-BY_VOCABULARY = Layout({"weight": ROWS, "bias": ROWS})
-SINKS, BUCKETS, NORM = Layout({"sinks": ROWS}), Layout({"weight": COLUMNS}), Layout({}, ("weight", "bias"))
+BY_OUTPUTS = Division({"weight": ROWS, "bias": ROWS, "up": ROWS}, ("down",))
+BY_INPUTS = Division({"weight": COLUMNS, "down": COLUMNS}, ("up",))
+BY_VOCABULARY = Division({"weight": ROWS, "bias": ROWS})
+SINKS, BUCKETS, NORM = Division({"sinks": ROWS}), Division({"weight": COLUMNS}), Division({}, ("weight", "bias"))
 
 
 class TensorParallel:
@@ -172,26 +172,26 @@ class TensorParallel:
         return vocabulary_loss(logits, targets, self.index * logits.shape[1], smoothing, self.group)
 
     def _wrap(
-        self, part: Module[Any], layout: Layout, *, before: Callable[[Tensor], Tensor] | None = None,
+        self, part: Module[Any], division: Division, *, before: Callable[[Tensor], Tensor] | None = None,
         after: Callable[[Tensor], Tensor] | None = None, without: Sequence[str] = (), name: str = "forward",
     ) -> None:  # fmt: skip
         """Divide the parameters of a part, and let its method `name` compute with those of this process."""
-        self._distribute(part, layout)
+        self._distribute(part, division)
         method = getattr(part, name)
 
         def run(x: Any, *others: Any) -> Any:
             x = x if before is None else before(x)
-            with self._parts(part, layout, without):
+            with self._parts(part, division, without):
                 out = method(x, *others)
             return out if after is None else after(out)
 
         setattr(part, name, run)
 
-    def _distribute(self, part: nn.Module, layout: Layout) -> None:
+    def _distribute(self, part: nn.Module, division: Division) -> None:
         for name, parameter in list(part._parameters.items()):
             if parameter is None or isinstance(parameter, DTensor):
                 continue
-            placement = layout.divided.get(name, EVERYWHERE if name in layout.partial else None)
+            placement = division.divided.get(name, EVERYWHERE if name in division.partial else None)
             if placement is None:
                 continue
             if parameter not in self._divided:
@@ -203,13 +203,13 @@ class TensorParallel:
                         owner._parameters[own] = self._divided[parameter]
 
     @contextmanager
-    def _parts(self, part: nn.Module, layout: Layout, without: Sequence[str] = ()) -> Iterator[None]:
+    def _parts(self, part: nn.Module, division: Division, without: Sequence[str] = ()) -> Iterator[None]:
         """Inside, the parameters of `part` are plain tensors, those of this process; those in `without` are None."""
         saved: dict[str, Any] = part._parameters
         own: dict[str, Any] = {}
         for name, parameter in saved.items():
             if isinstance(parameter, DTensor):
-                own[name] = parameter.to_local(grad_placements=[Partial()] if name in layout.partial else None)
+                own[name] = parameter.to_local(grad_placements=[Partial()] if name in division.partial else None)
             else:
                 own[name] = parameter
         part._parameters = own | dict.fromkeys(without)

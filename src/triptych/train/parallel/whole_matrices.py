@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
-class Block:
+class MatrixPart:
     """The rows and columns of a matrix that a process has."""
 
     rows: slice
@@ -28,7 +28,7 @@ class Block:
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 
-def block_of(shape: Sequence[int], divided: int | None, tensor: tuple[int, int], shard: tuple[int, int]) -> Block:
+def block_of(shape: Sequence[int], divided: int | None, tensor: tuple[int, int], shard: tuple[int, int]) -> MatrixPart:
     """The block of the process `index` of `count` in each dimension of the mesh, given as (index, count).
 
     A layer that is divided along dimension `divided` is cut evenly first; FSDP then cuts the rows as `torch.chunk`.
@@ -40,7 +40,7 @@ def block_of(shape: Sequence[int], divided: int | None, tensor: tuple[int, int],
     rows = bounds[0].stop - bounds[0].start
     step = -(-rows // shard[1])
     first, last = (min(rows, i * step) + bounds[0].start for i in (shard[0], shard[0] + 1))
-    return Block(slice(first, last), bounds[1])
+    return MatrixPart(slice(first, last), bounds[1])
 
 
 class WholeMatrices:
