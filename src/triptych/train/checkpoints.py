@@ -87,7 +87,9 @@ class Checkpoints:
         """
         path = self.directory / f"step-{trainer.at.step:08}"
         state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
-        content = CheckpointContent(trainer, hf, tokenizer, recipe, files or {}, json.dumps(state.model_dump(), allow_nan=False))
+        content = CheckpointContent(
+            trainer, hf, tokenizer, recipe, files or {}, json.dumps(state.model_dump(), allow_nan=False)
+        )
         if trainer.ranks.count > 1:
             self._save_together(path, content)
             return path
