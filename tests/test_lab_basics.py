@@ -182,7 +182,7 @@ def test_rows_that_keep_a_gradient_are_counted_not_called_few() -> None:
 def test_additive_vs_dot_holds_two_tensors_of_its_pairs() -> None:
     """At 256 tokens, 64 numbers of 4 bytes for each pair are 16 MiB, and there are two of them."""
     result = small_run("additive-vs-dot", 0)
-    (over,) = [check.measured for check in result.checks if check.claim.startswith("numbers that it holds for each")]
+    (over,) = [check.measured for check in result.checks if check.claim.startswith("numbers held for each pair")]
     (table,) = [section for section in result.sections if isinstance(section, TableSection)]
     assert float(table.rows[-1][4].removesuffix(" MiB")) == pytest.approx(16 * over, rel=1e-3)
     assert over == pytest.approx(2, abs=0.1)

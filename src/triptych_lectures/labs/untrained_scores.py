@@ -190,7 +190,7 @@ class AdditiveVsDotLab(Lab):
             f"It holds {self.hidden} numbers for each pair before tanh and as many after it, and at {self.lengths[-1]}"
             f" tokens {memory:.0f} times the memory of the dot product.",
             Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, self.hidden / 4),
-            Check(f"numbers that it holds for each pair at {self.lengths[-1]} tokens, over {self.hidden}", pairs, 1.9),
+            Check(f"numbers held for each pair, over {self.hidden}", pairs, 1.9),
             instead="The memory is not that of the pairs' numbers",
         )
         rows = [
