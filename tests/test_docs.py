@@ -5,9 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from triptych import families
+from triptych.cli.options import SHARED
 from triptych.families.named_configs import NAMED
+from triptych.generate import Sampling
+from triptych.generate.sampling import filter_top
 from triptych.probe import sites
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +61,22 @@ def test_the_sites_beside_hooks_of_transformerlens_exist() -> None:
     specs = [families.read_config(dict(NAMED[name])) for name in ("gpt2", "llama-7b")]
     there = {site for spec in specs for site in sites(spec) if "blocks" not in site or "blocks.0." in site}
     assert named | more == there
+
+
+def test_the_answer_on_formats_names_options_that_exist() -> None:
+    page = (ROOT / "docs" / "questions.md").read_text("utf-8")
+    (answer,) = re.findall(r"force a format\?\*\*(.*?)\n\n", page, re.DOTALL)
+    named = set(re.findall(r"`--(\w+)`", answer))
+    assert named == {name for name in ("schema", "regex", "choice") if f"\n--{name} " in SHARED}
+    assert named
+    assert "not supported" not in answer
+
+
+def test_the_help_says_that_top_p_is_reached_and_may_be_passed() -> None:
+    """0.4 + 0.3 are below 0.8, and the third token brings them to 0.85."""
+    kept = filter_top(torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log(), Sampling(temperature=1.0, top_p=0.8))
+    assert kept.isfinite().tolist() == [True, True, True, False, False]
+    assert "whose probabilities sum to P or more." in SHARED
 
 
 def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:

@@ -19,6 +19,7 @@ from triptych.attention import Rows
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.explain import EXAMPLES, TOLERANCE, ShownTensor, Walk, WalkStep, explain, explain_cache, worked
+from triptych.explain.attention_steps import AttentionSteps
 from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
 from triptych.explain.steps import PrintedTensors, number, relative_difference
 from triptych.model import Model, create, load
@@ -39,6 +40,22 @@ FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "l
 
 def reference(name: str) -> Model:
     return load(references.saved(name)[1])
+
+
+@pytest.mark.parametrize("name", ["L0.2", "L2.example-2", "L4.shapes"])
+def test_no_position_is_promised_where_none_is_read(name: str) -> None:
+    walk = worked(name)
+    assert not {"Rotation", "Position bias"} & set(titles(walk))
+    assert "position" not in next(step.meaning for step in walk.steps if step.title == "Embedding")
+
+
+def test_rows_beside_a_sink_are_not_said_to_sum_to_1() -> None:
+    q, k, v = (ShownTensor(name, name, f"H {rows} K", torch.randn(2, 3, 4)) for name, rows in ("qT", "kS", "vS"))
+    for sinks, told in ((None, "sum to 1."), (torch.tensor([0.5, -1.0]), "sum to 1 with what the sink takes.")):
+        step = AttentionSteps(part="attn", prefix="", q=q, k=k, v=v, sinks=sinks)._softmax()
+        (pattern,) = step.makes
+        assert bool((pattern.value.sum(-1) < 0.999).all()) is (sinks is not None)
+        assert told in step.meaning
 
 
 def written(model: Model, text: Any) -> int:

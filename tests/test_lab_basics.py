@@ -170,6 +170,25 @@ def test_heads_vs_width_with_a_miscount(monkeypatch: pytest.MonkeyPatch) -> None
     assert failed("heads-vs-width") == "counted from the spec less measured, largest difference"
 
 
+def test_rows_that_keep_a_gradient_are_counted_not_called_few() -> None:
+    """The column of the table at the largest d, and its complement in the sentence."""
+    result = small_run("scaling", 5)
+    claim = "share of queries with a gradient below 0.01 at d 2048, without scale"
+    (starved,) = [check.measured for check in result.checks if check.claim == claim]
+    assert f"the other {1 - starved:.0%}, whose best two scores are close" in result.meaning
+    assert 1 - starved > 0.2
+
+
+def test_additive_vs_dot_holds_two_tensors_of_its_pairs() -> None:
+    """At 256 tokens, 64 numbers of 4 bytes for each pair are 16 MiB, and there are two of them."""
+    result = small_run("additive-vs-dot", 0)
+    (over,) = [check.measured for check in result.checks if check.claim.startswith("numbers held for each pair")]
+    (table,) = [section for section in result.sections if isinstance(section, TableSection)]
+    assert float(table.rows[-1][4].removesuffix(" MiB")) == pytest.approx(16 * over, rel=1e-3)
+    assert over == pytest.approx(2, abs=0.1)
+    assert "64 numbers for each pair before tanh and as many after it" in result.meaning
+
+
 def test_additive_vs_dot_without_the_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     def flat(
         self: Any, request: AttentionRequest, hook: Any, q: Any, k: Any, v: Any, bias: Any, sinks: Any

@@ -110,6 +110,20 @@ def test_norm_placement_fails_when_a_warm_up_does_not_decide(
     assert claim in failed(labs.run("norm-placement"))
 
 
+def test_a_mean_that_rounds_to_nothing_has_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Post-norm without a warm-up ends a little above the loss of a guess."""
+    worse = generated_tasks.TrainedRun([(0.0, 1.001), (1.0, 1.001)], guess=1.0)
+
+    def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> generated_tasks.TrainedRun:
+        bad = isinstance(task, generated_tasks.ShuffledTask) or (name, how) == (deep_stacks.POST, deep_stacks.WITHOUT)
+        return worse if bad else GOOD
+
+    monkeypatch.setattr(deep_stacks.NormPlacementLab, "_train", canned)
+    result = labs.run("norm-placement")
+    assert worse.learned < 0
+    assert "on the mean 0.00 and" in next(iter(result.conclusion)).statement
+
+
 def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams are real; the runs are not, and differ by nothing but that one way diverges."""
     diverged = generated_tasks.TrainedRun([], 1.0, diverged=True)
@@ -329,7 +343,9 @@ def test_padding_fails_when_the_mask_hides_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(padding, "train", lambda *given: GOOD)
     sizes = {"tested": 8, "padded": (20, 30)}
     claim = "control: padded and masked: largest change of a log-probability, nats"
-    untrained = failed(labs.run("padding", Setup(sizes=sizes)))
+    result = labs.run("padding", Setup(sizes=sizes))
+    assert not any("as much as it has seen" in of.statement for of in result.conclusion)  # at 80 of 20 it is right too
+    untrained = failed(result)
     assert claim not in untrained
     assert "right more than the one trained without, mean of the lengths" in untrained
     monkeypatch.setattr(padding, "keys", lambda lengths: spec.full())

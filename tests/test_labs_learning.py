@@ -81,6 +81,19 @@ def test_the_least_error_is_that_of_a_lookup() -> None:
     assert sizes.best_errors() == pytest.approx(0.75 * np.array(not_shown), abs=0.03)
 
 
+def test_of_few_rows_the_error_may_be_less_than_expected_and_nothing_calls_it_possible() -> None:
+    """A lookup that also guesses every unseen input right: less than the mean of the best, which is no bound."""
+    sizes = in_context.InContextLab()
+    shown = np.arange(16)[None, :] > np.zeros((4, 1))
+    lookup = in_context.TaskAnswers(shown, shown)
+    none = in_context.TaskAnswers(np.zeros_like(shown), shown)
+    single, new = in_context._name(1), in_context._name(None)
+    said = next(iter(sizes._conclusion({single: none, new: lookup}, lookup, none)))
+    assert lookup.errors[-1] < sizes.best_errors()[-1]
+    assert "to 0% at the last; the least to be expected is 3%" in said.statement
+    assert "possible" not in said.statement + "".join(check.claim for check in said.checks)
+
+
 @pytest.mark.parametrize("wrong", [{"width": 32}, {"pools": (2, 4)}, {"symbols": 1}, {"examples": 1}])
 def test_in_context_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="size"):

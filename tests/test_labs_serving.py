@@ -39,6 +39,18 @@ def test_passes(name: str, seed: int) -> None:
 # ---------------------------------------------------------------- pages
 
 
+def test_tokens_that_differ_are_counted_once_and_not_called_unshared() -> None:
+    """3 prompts of 19 shared tokens and 3 of their own, which write up to 3, 6 and 9: the 19 count once."""
+    result = run("paged-cache", Setup(sizes=SMALL["paged-cache"]))
+    (at,) = [section for section in result.sections if isinstance(section, TableSection)]
+    plain, reuse, apart = ([int(n.replace(",", "")) for n in row[1:]] for row in at.rows)
+    held, differ = reuse[1:3]
+    assert (held, differ) == (plain[1], held - 2 * 19)
+    assert apart[2] == held
+    assert f"for {differ} tokens, the shared ones counted once" in result.meaning
+    assert "not shared" not in " ".join([result.meaning, *at.header])
+
+
 def test_pages_fail_when_nothing_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Prefixes, "_takes", lambda self, row: False)
     claims = failed("paged-cache")

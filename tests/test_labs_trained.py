@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab_results import failed, passes
-from triptych import nn
+from triptych import nn, page
 from triptych.attention import FlatKeys
 from triptych.nn.positions import UNPOSITIONED, Alibi, Rope, T5Buckets
 from triptych.page import render
@@ -36,6 +36,17 @@ def shallow(seed: int = 0) -> LabResult:
 def test_depth_passes() -> None:
     result = passes(shallow(3))
     assert [len(section.rows) for section in result.sections if section.kind == "table"] == [3]
+
+
+def test_the_page_says_of_the_gradient_what_the_lab_measures() -> None:
+    """With norms it does not vanish without the addition, so that the chapter must not say so of every stack."""
+    measured = {check.claim: check.measured for check in shallow(3).checks}
+    kept = measured["no residual, with norms, 32 layers: gradient at the first block over the last"]
+    lost = measured["control: no residual, without norms, 32 layers: gradient at the first block over the last"]
+    assert kept > 1e-3 > 1e-6 > lost
+    chapters = (Path(page.__file__).parent / "live_chapters.js").read_text("utf-8")
+    answer = chapters.partition("need these additions?")[2].partition("},")[0]
+    assert "Without additions and norms, the gradient" in answer
 
 
 def test_depth_fails_without_the_addition(monkeypatch: pytest.MonkeyPatch) -> None:

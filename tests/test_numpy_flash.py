@@ -55,6 +55,34 @@ def test_what_moves_and_in_which_order() -> None:
     assert memory.fast == 2 + 2 + 2 + 2 + 4 + 3 * 2  # q, k, v, out; scores; m, total, shrink
 
 
+class Multiplied(np.ndarray[Any, np.dtype[np.float64]]):
+    """An array that counts the matrix products of which it is a factor."""
+
+    products = 0
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        Multiplied.products += ufunc is np.matmul
+        plain = [x.view(np.ndarray) if isinstance(x, np.ndarray) else x for x in inputs]
+        made = getattr(ufunc, method)(*plain, **options)
+        return made.view(Multiplied) if isinstance(made, np.ndarray) else made
+
+
+def products_of(ways: Callable[[], Any]) -> int:
+    before = Multiplied.products
+    ways()
+    return Multiplied.products - before
+
+
+def test_the_tiles_backward_has_one_product_more_and_the_lab_says_so() -> None:
+    """Plain attention keeps its weights: dv, dp, dq and dk are four products; of one tile the scores are a fifth."""
+    q, k, v, dout = (np.random.default_rng(0).normal(size=(6, 3)).view(Multiplied) for _ in range(4))
+    out, lse = numpy_flash.forward(q, k, v, (6, 6), False, Memory())
+    assert products_of(lambda: numpy_flash.forward(q, k, v, (6, 6), False, Memory())) == 2
+    assert products_of(lambda: numpy_flash.backward(q, k, v, out, lse, dout, (6, 6), False, Memory())) == 5
+    said = run("flash-tiles", Setup(sizes=SMALL)).meaning
+    assert "Tiles add one product, the scores of the backward" in said
+
+
 def test_passes() -> None:
     passes(run("flash-tiles", Setup(sizes=SMALL)))
 

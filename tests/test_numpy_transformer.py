@@ -50,6 +50,18 @@ def test_it_is_the_library_s_llama(c: Config, steps: int) -> None:
     assert all(found[name] <= bound for name, bound in BOUNDS.items()), found
 
 
+def test_the_slowest_pair_turns_as_often_as_the_file_says() -> None:
+    """After 2πθ^(1 - 2/K) tokens, a third of 2πθ for a head of 16."""
+    c = Config(V=2)
+    turn = 2 * np.pi * c.theta ** (1 - 2 / c.K)
+    slowest = np.zeros((1, 1, round(turn) + 1, c.K))
+    slowest[..., c.K // 2 - 1] = 1  # the last of the pairs
+    turned = by_hand.rope(slowest, c.theta)
+    np.testing.assert_allclose(turned[0, 0, -1], slowest[0, 0, 0], atol=1e-3)
+    assert turned[0, 0, :-2, c.K // 2 - 1].argmin() == pytest.approx(turn / 2, abs=2)
+    assert "slowest pair takes 2πθ^(1 - 2/K) tokens for a turn" in FILE.read_text("utf-8")
+
+
 # what is broken, and where it shows: (text, in its place, measure)
 MUTATIONS = {
     "a linear map back through itself": ("return dy @ w, dy.reshape", "return 2 * dy @ w, dy.reshape", "gradients"),

@@ -51,7 +51,7 @@ SHARED = """
 --max-new-tokens N: Stop after N tokens.
 --temperature X: Sampling temperature; 0 always takes the most likely token.
 --top-k K: Sample from the K most likely tokens; 0 means all.
---top-p P: Sample from the smallest set of tokens whose probabilities sum to P.
+--top-p P: Sample from the smallest set of tokens whose probabilities sum to P or more.
 --min-p P: Drop tokens less likely than P times the most likely one.
 --repetition-penalty X: Above 1 makes tokens that already occur less likely.
 --stop TEXT: Stop before this text. Repeatable.

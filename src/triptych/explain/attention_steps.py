@@ -153,7 +153,8 @@ class AttentionSteps:
         uses = [] if self.sinks is None else [ShownTensor(sink, "sink", "H", self.sinks)]
         value = self._of_forward("pattern", attention_pattern)
         formula = "p = exp(s) / Σ exp(s)" if self.sinks is None else "p = exp(s) / (exp(sink) + Σ exp(s))"
-        why = "Each row becomes weights that sum to 1." + self._largest_weight(value)
+        rest = "" if self.sinks is None else " with what the sink takes"
+        why = f"Each row becomes weights that sum to 1{rest}." + self._largest_weight(value)
         return WalkStep(
             self.part, "Softmax", formula, why, [self._matrix("pattern", "p", value)],
             lambda g: reference_ops.softmax(g[scores], None if self.sinks is None else g[sink]), uses,

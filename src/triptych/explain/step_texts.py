@@ -70,7 +70,6 @@ def meaning(name: str, group: Sequence[ComputedValue], makes: Sequence[ShownTens
         return "Queries come from the decoder; keys and values from the encoder's output, once for the whole text."
     if name == "Embedding":
         placed = any("positions" in part.inputs.values() for computed in group for part in computed.value.chain())
-        end = ", and a vector for its position is added." if placed else "; positions enter later."
-        return MEANINGS[name] + end
+        return MEANINGS[name] + (", and a vector for its position is added." if placed else ".")
     parts = [name] if name in MEANINGS else [part[0].upper() + part[1:] for part in name.split(" and ")]
     return " ".join(MEANINGS[part] for part in parts if part in MEANINGS)

@@ -247,8 +247,8 @@ const CHAPTERS = [
       opens("Open the norm", isNorm),
     ],
     ask: "Why does training a deep model need these additions?",
-    answer: "Through an addition the gradient passes unchanged. Without it, the gradient of the first layer is a " +
-      "product through all later ones, and grows or vanishes with the depth.",
+    answer: "Through an addition the gradient passes unchanged. Without additions and norms, the gradient of the " +
+      "first layer is a product through all later ones, and grows or vanishes with the depth.",
   },
   {
     title: "The MLP",

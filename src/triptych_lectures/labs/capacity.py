@@ -1,8 +1,8 @@
 """What depth, width and heads buy at equal parameters, each on a task that theory says needs it (lecture L2).
 
 A sequence that is repeated takes two layers: one notes the token before, the next one looks it up (Elhage et al. 2021;
-Olsson et al. 2022).  A table of what follows which symbol takes width: logits of width D have rank D, whatever stands
-before (Yang et al. 2018).  Places read at once take a pattern of attention each.
+Olsson et al. 2022).  A table of what follows which symbol takes width: logits of width D have at most rank D,
+whatever stands before (Yang et al. 2018).  Places read at once take a pattern of attention each.
 """
 
 import math
@@ -165,7 +165,7 @@ class CapacityLab(Lab):
         ((_, shuffled),) = runs[SHUFFLED].values()
         return clause(
             f"Width stores, depth does not: of a random table one layer of width {self.wide} learns {wide:.0%}, four of"
-            f" width {self.narrow} {deep:.0%}, one of these alone {narrow:.0%}. Logits of width D have rank D; cut to"
+            f" width {self.narrow} {deep:.0%}, one of these {narrow:.0%}. Logits of width D have at most rank D; cut to"
             f" these ranks the table keeps {of_wide:.0%} and {of_narrow:.0%}. From shuffled answers: {shuffled:.0%}.",
             Check("table: wide less deep, over that of the ranks", (wide - deep) / (of_wide - of_narrow), 0.5),
             Check("table: deep less one layer, likewise", (deep - narrow) / (of_wide - of_narrow), -0.5, 0.5),

@@ -104,7 +104,7 @@ class NormPlacementLab(StackLab):
         yield clause(
             f"Post-norm of {self.moderate} layers learns at least half of the task from {ended[0]} initializations"
             f" without a warm-up, and from {ended[1]} with one of {self.warmup:.0%} of the steps: on the mean"
-            f" {fmean(without):.2f} and {fmean(with_):.2f} of it.",
+            f" {fmean(without):z.2f} and {fmean(with_):z.2f} of it.",
             Check(f"{post}: learned more with a warm-up, mean", fmean(with_) - fmean(without), least=LEARNED / 2),
             Check(f"{post}, warm-up: learned, mean", fmean(with_), least=LEARNED),
             Check(f"{post}: initializations that learned, more with a warm-up", counts[1] - counts[0], least=1),

@@ -83,9 +83,9 @@ class FlashTilesLab(Lab):
             instead="The slow memory does not grow so",
         )
         yield clause(
-            "The products are the same; what falls is what is moved. A fast memory of twice the size has tiles of"
-            f" twice as many queries, and keys and values are read half as often. With {largest:,} numbers the"
-            f" tiles move {whole / tiles[longest].forward:.1f} times fewer numbers than plain attention.",
+            "Tiles add one product, the scores of the backward; what falls is what is moved. A fast memory of twice"
+            " the size has tiles of twice as many queries, and keys and values are read half as often. With"
+            f" {largest:,} numbers they move {whole / tiles[longest].forward:.1f} times fewer than plain attention.",
             *(
                 Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
                 for way, grown in powers.items()

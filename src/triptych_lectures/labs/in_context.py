@@ -52,7 +52,7 @@ class InContextLab(Lab):
         return self.result(self._conclusion(on_new, own, unrelated), self._sections(on_new, unrelated, runs))
 
     def best_errors(self) -> NDArray[np.float64]:
-        """[examples]: the smallest possible error: that of a guess where the input was not shown, and 0 elsewhere."""
+        """[examples]: the least expected error: that of a guess where the input was not shown, and 0 elsewhere."""
         return (1 - 1 / self.symbols) ** np.arange(1.0, self.examples + 1)
 
     def _conclusion(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> Clauses:
@@ -61,11 +61,11 @@ class InContextLab(Lab):
         possible, begin = first - second, float(own.right[:, 0].mean())
         every, single, errors = on_new[_name(None)], on_new[_name(1)], on_new[_name(None)].errors
         fall, new = "fall of the error", "functions never trained"
-        of, used = "over the largest possible", every.fall / possible
+        of, used = "over the largest expected", every.fall / possible
         shown, hidden = (every.share(shown=shown) for shown in (True, False))
         yield clause(
             f"On functions that were never trained the error falls from {errors[0]:.0%} at the first example of a"
-            f" row to {errors[-1]:.0%} at the last; the least possible there is {self.best_errors()[-1]:.0%}.",
+            f" row to {errors[-1]:.0%} at the last; the least to be expected is {self.best_errors()[-1]:.0%}.",
             Check(f"{new}: {fall} from the first half of the row to the second, {of}", used, 0.5, 1.25),
             instead="The examples of a row were not used as far as they can be",
         )
@@ -96,7 +96,7 @@ class InContextLab(Lab):
         self, on_new: dict[str, TaskAnswers], unrelated: TaskAnswers, runs: dict[str, TrainedRun]
     ) -> Sections:
         lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
-        lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
+        lines |= {"answers in the row random": unrelated.errors, "least expected": self.best_errors()}
         chance = 1 / self.symbols
         rows = [
             [name, number(runs[name].end), f"{answers.errors[0]:.0%}", f"{answers.errors[-1]:.0%}"]

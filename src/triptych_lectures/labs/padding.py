@@ -64,7 +64,7 @@ class PaddingLab(Lab):
             instead="The model did not learn, or padding did not change its answers",
         )
         yield clause(
-            "Training with unmasked padding teaches a model to bear as much as it has seen: on rows"
+            "Training with unmasked padding teaches a model to bear some of it: on rows"
             f" {least} it is right on {trained[least].right:.0%}, and on the mean of all lengths on {bears:.0%},"
             f" the other on {fails:.0%}. Its answers still depend on how much there is: {most}, a log-probability"
             f" moves by up to {rounded_up(moved, '.1f')} nats.",

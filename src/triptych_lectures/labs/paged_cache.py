@@ -69,13 +69,13 @@ class PagedCacheLab(Lab):
             instead="That pages hold the engine's keys because they are copied was not seen",
         )
         yield clause(
-            f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens"
-            " that are not shared: less than two pages a row are partly empty.",
+            f"Slots with room for the longest row take {slots:,} places, pages {places:,} for {distinct:,} tokens, the"
+            " shared ones counted once: less than two pages a row are empty or copies.",
             Check("places of pages over tokens that differ, and two pages a row", filled, least, 1.0),
             Check("places of slots over places of pages", slots / places, least=1.5),
-            instead="KeyPages do not save these places",
+            instead="Pages do not save these places",
         )
-        names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
+        names = ("tokens held by rows", "tokens that differ", "places of slots", "places of pages")
         lines = {name: map(float, held) for name, held in zip(names, zip(*reused.history, strict=True), strict=True)}
         steps = range(1, len(reused.history) + 1)
         yield _table({"no reuse": plain, "reuse": reused, "reuse, nothing shared": apart})
@@ -207,7 +207,7 @@ def _table(ways: dict[str, PagedRun]) -> TableSection:
         [name, *(f"{n:,}" for n in (written.computed, *written.fullest, written.pages.copies))]
         for name, written in ways.items()
     ]
-    header = ("", "prompt tokens computed", "tokens held", "not shared", "places of slots", "of pages", "pages copied")
+    header = ("", "prompt tokens computed", "tokens held", "that differ", "places of slots", "of pages", "pages copied")
     return TableSection("At the step that holds most", header, rows)
 
 

@@ -2,7 +2,7 @@
 L4 exercises 2, 3 and 11).
 
 `scaling`: why they are divided by √d (Vaswani et al. 2017, section 3.2.1).  The median gradient is used because the
-mean at the queries does not vanish: a few undecided rows carry all of it.  `additive-vs-dot`: why the dot product,
+mean at the queries does not vanish: undecided rows carry all of it.  `additive-vs-dot`: why the dot product,
 q·k/√d and one matmul for all pairs, replaced the additive score w·tanh(W_q q + W_k k), a small network evaluated for
 every pair (Bahdanau et al. 2015).
 """
@@ -78,11 +78,11 @@ class ScalingLab(Lab):
             instead="Undivided, softmax did not become a hard choice without a gradient",
         )
         yield clause(
-            f"Not all do: a few rows whose best two scores are close keep a large gradient, so the mean is"
-            f" {mean_ratio:.2g} times that with the division, where the median is nearly 0.",
+            f"Not all do: the other {1 - undivided.starved:.0%}, whose best two scores are close, keep one, so the mean"
+            f" is {mean_ratio:.2g} times that with the division, where the median is nearly 0.",
             Check(f"mean {over_divided}", mean_ratio, least=0.1),
             Check(f"median over mean gradient at a query, d {last}, without scale", few, most=0.1),
-            instead="That a few rows keep the whole gradient was not seen",
+            instead="That some rows keep the whole gradient was not seen",
         )
         yield clause(
             f"Divided by √d, entropy and gradient keep their size from d {self.widths[0]} to {last}.",
@@ -91,9 +91,8 @@ class ScalingLab(Lab):
             Check(f"{share}, with 1/√d", divided.starved, most=0.01),
             instead="With the division they do not all keep their size",
         )
-        uniform = {"uniform": math.log(self.tokens)}
         curves = (
-            curve("Entropy of a row of attention", "d", "nats", self.widths, entropies, uniform, "x"),
+            curve("Entropy of a row of attention", "d", "nats", self.widths, entropies, {"uniform": most}, "x"),
             curve("Gradient that reaches a query, median", "d", "norm", self.widths, gradients, log="xy"),
         )
         yield table
@@ -162,6 +161,7 @@ class AdditiveVsDotLab(Lab):
         formula = f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}"
         settled = bahdanau[-1] / bahdanau[-2]
         memory, even = nbytes[ADDITIVE][-1] / nbytes[DOT][-1], bahdanau[-2] / math.log(self.tokens)
+        pairs = nbytes[ADDITIVE][-1] / (4 * self.hidden * self.lengths[-1] ** 2)  # of numbers of 4 bytes
         yield clause(
             f"Additive attention is its formula, for queries and keys of any widths, and in a layer of equal width"
             f" it has {added} parameters more than the dot product: the vector w.",
@@ -187,9 +187,10 @@ class AdditiveVsDotLab(Lab):
             instead="The two scores do not differ so in how sharp they become",
         )
         yield clause(
-            f"It holds {self.hidden} numbers for each pair, and at {self.lengths[-1]} tokens {memory:.0f} times the"
-            " memory of the dot product.",
+            f"It holds {self.hidden} numbers for each pair before tanh and as many after it, and at {self.lengths[-1]}"
+            f" tokens {memory:.0f} times the memory of the dot product.",
             Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, self.hidden / 4),
+            Check(f"numbers held for each pair, over {self.hidden}", pairs, 1.9),
             instead="The memory is not that of the pairs' numbers",
         )
         rows = [
@@ -271,7 +272,6 @@ class AdditiveVsDotLab(Lab):
 
 DOT, ADDITIVE = "dot product", "additive"
 Costs = Mapping[str, Sequence[float]]  # of each score, at each length
-
 Weights = tuple[Tensor, Tensor, Tensor]
 
 

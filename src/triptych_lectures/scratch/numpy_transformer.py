@@ -40,7 +40,7 @@ class Config:
     F: int = 172
     blocks: int = 2
     tied: bool = True
-    theta: float = 10_000.0  # RoPE's slowest pair takes nearly 2πθ tokens for a turn
+    theta: float = 10_000.0  # RoPE's slowest pair takes 2πθ^(1 - 2/K) tokens for a turn
     eps: float = 1e-6
 
 
@@ -169,7 +169,7 @@ def swiglu_backward(dy: Array, *saved: Any) -> tuple[Array, Weights]:
 
 # ---------------------------------------------------------------- a block: two sublayers on the residual stream
 #     x = x + attention(norm(x))          x = x + swiglu(norm(x))
-# A gradient goes back both ways, past the sublayer and through it.  The way past is why depth does not lose it.
+# A gradient goes back both ways, past the sublayer as it came and through it, and the two are added.
 def block(x: Array, w: Weights, c: Config) -> tuple[Array, Saved]:
     """x [B, T, D] -> [B, T, D]."""
     n, for_norm1 = rmsnorm(x, w["attn_norm"], c.eps)
