@@ -33,6 +33,7 @@ from triptych.train.objectives import TokenMasking
 from triptych.train.parallel.mesh import MeshRanks
 from triptych.train.parallel.settings import ParallelSettings
 from triptych.train.parallel.start import check_agreement
+from triptych.train.preference import PreferenceLoss, PreferencePair
 from triptych.train.ranks import Ranks, SharedError
 
 V = 44
@@ -178,16 +179,27 @@ def with_own_weights(ranks: MeshRanks, **arguments: Any) -> dict[str, Any]:
         MeshRanks.sums = before  # type: ignore[method-assign]
 
 
-def adapter_gradients(ranks: Ranks, kind: str, lengths: Sequence[int], **options: Any) -> dict[str, Any]:
-    """The first step of an adapter whose `up` is not 0."""
+def adapter_gradients(
+    ranks: Ranks, kind: str, lengths: Sequence[int], *, dora: bool = False, pairs: bool = False, **options: Any
+) -> dict[str, Any]:
+    """The first step of an adapter whose `up` is not 0; with `pairs` each row is preferred to its own beginning."""
     module = module_of(kind)
-    add_adapter(module, AdapterSettings(3, 5.0, "all-linear", 0.0, 1))
+    add_adapter(module, AdapterSettings(3, 5.0, "all-linear", 0.0, 1, dora))
     random = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.2)
-    return first_step(trainer_of(ranks, module.double(), rows_of(kind, lengths), **options))
+    rows, off = rows_of(kind, lengths), PreferenceLoss(0.5)
+    if pairs:
+        halves = [
+            Example(*(each[: -(-len(one.ids) // 2)] for each in (one.ids, one.targets, one.trained))) for one in rows
+        ]
+        rows = [
+            PreferencePair(one.ids, one.targets, one.trained, rejected=half, loss=off)
+            for one, half in zip(rows, halves, strict=True)
+        ]
+    return first_step(trainer_of(ranks, module.double(), rows, **options))
 
 
 def rows_read(ranks: Ranks, kind: str, lengths: Sequence[int], accumulate: int) -> list[list[int]]:

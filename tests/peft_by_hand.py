@@ -12,12 +12,12 @@ from transformers.pytorch_utils import Conv1D
 
 
 class Adapted(torch.nn.Module):
-    """`base(x) + alpha / r * lora_B(lora_A(x))`."""
+    """`base(x) + scale * lora_B(lora_A(x))`."""
 
-    def __init__(self, base: Any, rank: int, alpha: float) -> None:
+    def __init__(self, base: Any, rank: int, scale: float) -> None:
         super().__init__()
         inputs, outputs = base.weight.shape if isinstance(base, Conv1D) else base.weight.shape[::-1]
-        self.base, self.scale = base, alpha / rank
+        self.base, self.scale = base, scale
         self.lora_A = torch.nn.Linear(inputs, rank, bias=False)
         self.lora_B = torch.nn.Linear(rank, outputs, bias=False)
 
@@ -42,7 +42,11 @@ def wrapped(model: Any, config: dict[str, Any]) -> Any:
         rank = _pattern(config["rank_pattern"], name, config["r"])
         alpha = _pattern(config["alpha_pattern"], name, config["lora_alpha"])
         path, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(path), leaf, Adapted(module, rank, alpha))
+        setattr(
+            model.get_submodule(path),
+            leaf,
+            Adapted(module, rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)),
+        )
     return model
 
 

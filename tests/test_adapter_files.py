@@ -110,12 +110,10 @@ def test_ranks_and_scales_of_their_own(tmp_path: Path) -> None:
 def test_rslora_divides_by_the_root_of_the_rank(tmp_path: Path) -> None:
     reference, base = references.saved("llama")
     made = peft_by_hand.written(reference, tmp_path, {"target_modules": ["q_proj"], "r": 4, "use_rslora": True})
-    for module in made.modules():
-        if isinstance(module, peft_by_hand.Adapted):
-            module.scale = 5 / 4**0.5
+    assert {one.scale for one in made.modules() if isinstance(one, peft_by_hand.Adapted)} == {5 / 4**0.5}
     model = triptych.load(base, adapter=tmp_path)
     assert worst(model, made) < parity.WITHIN
-    model.save_adapter(tmp_path / "again")  # as plain LoRA with the same scale
+    model.save_adapter(tmp_path / "again")
     assert worst(model, peft_by_hand.opened(reference, tmp_path / "again")) < parity.WITHIN
 
 
@@ -184,7 +182,7 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
     ("config", "tensors", "message"),
     [
         ({"peft_type": "IA3"}, {}, "peft_type 'IA3' is not LORA"),
-        ({"use_dora": True}, {}, "'use_dora' = True is not supported"),
+        ({"use_dora": True}, {}, r"lora_magnitude_vector of model\.layers\.\S+ is missing; file and config do not fit"),
         ({"bias": "all"}, {}, "bias = 'all' trained biases too"),
         ({"modules_to_save": ["lm_head"]}, {}, "'modules_to_save' = .* is not supported"),
         ({"init_lora_weights": "pissa"}, {}, "init_lora_weights = 'pissa' changes the base"),
@@ -195,10 +193,10 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
         ({"r": 4}, {}, "has rank 3 in adapter_model.safetensors, and the config says 4"),
         ({}, {KEY.format("A"): torch.zeros(3, 25)}, r"lora_A is \[3, 25\], and this llama model takes \[rank, 24\]"),
         ({}, {KEY.format("B"): torch.zeros(7, 3)}, r"lora_B is \[7, 3\], and this llama model takes \[60, rank\]"),
-        ({}, {KEY.format("B"): None}, "q_proj has lora_A and not the other factor"),
+        ({}, {KEY.format("B"): None}, "lora_B of .*q_proj is missing; file and config do not fit"),
         ({}, {"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": torch.zeros(3, 24)},
          "layers.9.self_attn.q_proj is no linear map of this llama model"),
-        ({}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": torch.zeros(3)}, "DoRA"),
+        ({}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": torch.zeros(3)}, "use_dora"),
         ({}, {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(3, 4)}, "changes an embedding"),
     ],
 )  # fmt: skip

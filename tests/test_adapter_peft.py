@@ -1,11 +1,16 @@
 """Adapters beside PEFT itself: it opens ours, and we open its."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from triptych import nn
+from triptych.checkpoints.adapter_files import write_adapter
 from triptych.model import Model, create, load
 
 peft = pytest.importorskip("peft")
@@ -63,7 +68,10 @@ def test_peft_opens_ours(base: Path, tmp_path: Path) -> None:
     assert float((theirs - plain).abs().max()) > 0.1  # the adapter says something
 
 
-@pytest.mark.parametrize("options", [{}, {"use_rslora": True}])
+OPTIONS: list[dict[str, bool]] = [{}, {"use_rslora": True}, {"use_dora": True}, {"use_dora": True, "use_rslora": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_ours_opens_what_peft_writes(options: dict[str, bool], base: Path, tmp_path: Path) -> None:
     settings = peft.LoraConfig(
         r=3, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False, **options
@@ -73,3 +81,51 @@ def test_ours_opens_what_peft_writes(options: dict[str, bool], base: Path, tmp_p
     model = load(base, dtype="float32", adapter=tmp_path / "adapter")
     assert float((logits(theirs) - logits(model)).abs().max()) <= 1e-4
     assert float((logits(load(base, dtype="float32")) - logits(model)).abs().max()) > 0.1
+
+
+def gradients_of(loss: torch.Tensor, parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:])
+def test_outputs_and_gradients_are_those_of_peft(options: dict[str, bool], base: Path, tmp_path: Path) -> None:
+    """The gradients by PEFT's names: those of ours are put into factors and written like these."""
+    own = {"use_dora": "dora", "use_rslora": "rank_stabilized"}
+    model = load(base, dtype="float32")
+    model.add_adapter(rank=3, alpha=6, **{own[key]: True for key in options})
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1 + 0.2 * torch.randn_like(parameter)).add_(torch.randn_like(parameter) * 0.1)
+    model.save_adapter(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert {key for key in own if config[key]} == set(options)
+    assert config["lora_alpha"] == 6
+    theirs = peft.PeftModel.from_pretrained(in_transformers(base), tmp_path / "adapter", is_trainable=True)
+    weights = torch.randn(len(IDS), 50, generator=torch.Generator().manual_seed(2))
+    ids, rows = nn.flat([IDS], torch.device("cpu"))
+    out, right = model.module.logits(nn.Batch(inputs=ids, rows=rows)), theirs(torch.tensor([IDS])).logits[0]
+    assert bool((out - right).abs().max() <= 1e-5 * right.abs().max())
+    trained = {n.replace(".default", ""): p for n, p in theirs.named_parameters() if p.requires_grad}
+    wanted = {
+        name.replace("magnitude_vector.weight", "magnitude_vector"): value
+        for name, value in gradients_of((right * weights).sum(), trained).items()
+    }
+    ours = gradients_of(
+        (out * weights).sum(), {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+    )
+    shared: dict[int, torch.Tensor] = {}
+    factors = {}
+    for slot, one in nn.factors_of(model.module).items():
+        down = shared.setdefault(id(one.down), ours.get(f"{slot}.down", one.down))
+        factors[slot] = replace(one, down=down, up=ours[f"{slot}.up"], magnitude=ours.get(f"{slot}.magnitude"))
+    write_adapter(tmp_path / "gradients", model.spec, factors)
+    named = load_file(tmp_path / "gradients" / "adapter_model.safetensors")
+    assert named.keys() == wanted.keys()
+    largest = max(float(value.abs().max()) for value in wanted.values())
+    for name, value in wanted.items():
+        assert float((named[name] - value).abs().max()) <= 1e-5 * largest, name
+    model.merge_adapter()
+    assert float((logits(model) - right.detach()).abs().max()) <= 1e-4
+    merged = theirs.merge_and_unload()
+    assert float((logits(merged) - logits(model)).abs().max()) <= 1e-4

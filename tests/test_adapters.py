@@ -77,6 +77,29 @@ def test_the_sabotaged_merge_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     assert apart(model.logits(ROWS), before) > 0.1
 
 
+def test_a_new_dora_changes_nothing_and_its_norms_are_those_of_rows() -> None:
+    model = create(LLAMA, seed=3)
+    plain, weights = model.logits(ROWS), dict(model.module.named_parameters())
+    model.add_adapter(rank=3, dora=True)
+    assert apart(model.logits(ROWS), plain) < 1e-5
+    factors = filled(model, seed=4)
+    for slot, one in nn.factors_of(factors.module).items():
+        assert one.magnitude is not None
+        merged = one.merged(weights[f"{slot}.weight"]).detach()
+        assert torch.allclose(merged.norm(dim=1), one.magnitude.detach().abs(), rtol=1e-5)
+        part = model.module.get_submodule(slot)
+        assert isinstance(part, nn.LoraLinear)
+        assert torch.allclose(part.matrix(), merged)
+        assert torch.allclose(part.matrix_rows(1, 3), merged[1:3])
+    assert apart(model.logits(ROWS), plain) > 0.1
+    model.remove_adapter()
+    assert apart(model.logits(ROWS), plain) == 0.0
+    with pytest.raises(
+        InputError, match=r"DoRA needs all of transformer\.h\.0\.attn\.c_attn, of which decoder\.blocks\.0\.attn"
+    ):
+        triptych.load(references.saved("gpt2")[1]).add_adapter(rank=2, targets=["q"], dora=True)
+
+
 def test_the_same_seed_gives_the_same_adapter() -> None:
     one, same, other = (create(LLAMA, seed=3) for _ in range(3))
     for model, seed in ((one, 5), (same, 5), (other, 6)):
@@ -207,8 +230,12 @@ def test_the_native_step_follows_an_adapter_that_comes_changes_and_goes() -> Non
     assert both() == in_place
 
 
-def test_beams_traces_and_edits_are_those_of_the_merged_model() -> None:
-    model = adapted(alpha=1.0)
+KINDS: list[dict[str, bool]] = [{}, {"dora": True}, {"rank_stabilized": True}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_beams_traces_and_edits_are_those_of_the_merged_model(kind: dict[str, bool]) -> None:
+    model = adapted(alpha=1.0, **kind)
     merged = Model(copy.deepcopy(model.module), None, model.hf)
     merged.merge_adapter()
     beams = [one.generate(ROWS, max_new_tokens=6, beams=3) for one in (model, merged)]
@@ -235,11 +262,12 @@ def test_check_compares_the_adapted_model_with_transformers(tmp_path: Path) -> N
     assert not check(model, against="transformers").passed
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("out", ["hf", "x.gguf"])
-def test_convert_writes_the_merged_model(out: str, tmp_path: Path) -> None:
+def test_convert_writes_the_merged_model(out: str, kind: dict[str, bool], tmp_path: Path) -> None:
     create(LLAMA, seed=3).save(tmp_path / "base")
     model = triptych.load(tmp_path / "base")
-    model.add_adapter(rank=3, alpha=2)
+    model.add_adapter(rank=3, alpha=2, **kind)
     filled(model).save_adapter(tmp_path / "adapter")
     with pytest.raises(InputError, match=r"save_adapter\(\) writes it alone"):
         model.save(tmp_path / "whole")

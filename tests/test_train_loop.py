@@ -352,6 +352,10 @@ def test_schedules() -> None:
     linear = train.Schedule(shape="linear", warmup=0.0)
     assert [linear.factor(x) for x in (0.0, 0.25, 1.0)] == pytest.approx([1.0, 0.75, 0.0])
     assert train.Schedule(shape="constant", warmup=0.5).factor(0.9) == 1.0
+    wsd = train.Schedule(shape="wsd", warmup=0.1, decay=0.25, floor=0.2)
+    at = (0.05, 0.1, 0.4, 0.75, 0.85, 0.95, 1.0)
+    assert [wsd.factor(x) for x in at] == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.68, 0.36, 0.2])
+    assert train.Schedule(shape="wsd", warmup=0.75, decay=0.25).factor(0.75) == pytest.approx(1.0)
 
 
 def test_progress_is_by_whichever_budget_is_nearer_its_end() -> None:

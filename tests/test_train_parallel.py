@@ -94,6 +94,20 @@ def test_adapters(two: Processes, kind: str, mesh: Mesh) -> None:
     assert_equal_steps(two, mesh, "adapter_gradients", 1e-12, kind=kind, lengths=RAGGED)
 
 
+@pytest.mark.parametrize("mesh", TWO, ids=str)
+def test_adapters_that_are_switched_off_for_the_reference(two: Processes, mesh: Mesh) -> None:
+    for options in ({}, {"accumulate": 2}, {"recompute": True}):
+        case = {"kind": "llama", "lengths": RAGGED, "pairs": True, **options}
+        assert_equal_steps(two, mesh, "adapter_gradients", 1e-12, **case)
+
+
+@pytest.mark.parametrize("mesh", TWO[:2], ids=str)
+def test_adapters_with_norms(two: Processes, mesh: Mesh) -> None:
+    """DoRA; with parallel.tensor above 1 it is refused."""
+    alone = assert_equal_steps(two, mesh, "adapter_gradients", 1e-12, kind="llama", lengths=RAGGED, dora=True)
+    assert any(name.endswith(".magnitude") for name in alone["gradients"])
+
+
 def test_losses_divided_by_a_rank_s_own_tokens_are_found(two: Processes) -> None:
     """The control of the tests above."""
     alone = parallel_cases.gradients(ALONE, "gpt2", RAGGED)
@@ -187,7 +201,7 @@ def test_a_hundred_losses_on_four_processes(four: Processes, kind: str, mesh: Me
 @pytest.mark.heavy
 @pytest.mark.parametrize("objective", list(DRAW))
 def test_every_objective(two: Processes, objective: str) -> None:
-    dtype = "float32" if objective == "speech" else "float64"  # frames are fp32
+    dtype = "float32" if objective in ("speech", "preference") else "float64"  # frames and references are fp32
     for seed in range(2):
         case = DRAW[objective](seed)
         pickled = pickle.dumps((case.module, case.examples))

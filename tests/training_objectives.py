@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,15 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training_cases import Case, case_of, other, vision_case
-from training_tokens import ENCODERS, Rows, corruption, masked, next_token, padded_rows, ragged, to_sequence
+from training_cases import Case, case_of, decoder, other, vision_case
+from training_tokens import DECODERS, ENCODERS, Rows, corruption, masked, next_token, padded_rows, ragged, to_sequence
 from triptych.media.image import Preparation
 from triptych.text import Encoded
-from triptych.train import Example, seq2seq
+from triptych.train import Example, causal, seq2seq
 from triptych.train.audio_records import Speech, SpokenExample
 from triptych.train.contrastive import TextPair
 from triptych.train.image_tasks import CaptionExample, RecordImage, labelled_images
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, ReplacedLoss, SeveralLoss, SpanLoss, labelled
+from triptych.train.preference import PreferenceLoss, PreferencePair
 
 
 def _labelled(rows: Rows, types: Rows, goals: Sequence[Sequence[int]], head: HeadLoss) -> list[Example]:
@@ -280,8 +282,45 @@ def speech(seed: int) -> Case:
     return case_of(random, reference, module, examples, theirs)
 
 
+def preference(seed: int) -> Case:
+    """Pairs of answers, compared with the model as it is before the first step."""
+    random = Random(f"preference {seed}")
+    reference, module = decoder(DECODERS[seed % len(DECODERS)], seed)
+    before, beta = deepcopy(reference).eval(), random.choice([0.1, 0.5, 2.0])
+    frozen = PreferenceLoss(beta, deepcopy(module).eval().requires_grad_(False))
+    rows = ragged(random, reference.config, low=4)
+    prompts = [random.randint(1, len(row) - 2) for row in rows]
+    others = [
+        [*row[:prompt], *random.choices(row, k=random.randint(1, 9))] for row, prompt in zip(rows, prompts, strict=True)
+    ]
+
+    def example(row: Sequence[int], prompt: int) -> Example:
+        return replace(causal(row), trained=np.arange(1, len(row)) >= prompt)
+
+    examples = []
+    for row, other_row, prompt in zip(rows, others, prompts, strict=True):
+        one = example(row, prompt)
+        pair = PreferencePair(one.ids, one.targets, one.trained, rejected=example(other_row, prompt), loss=frozen)
+        examples.append(pair)
+
+    def log_probabilities(model: Any, answers: Rows) -> Tensor:
+        ids, mask = padded_rows(answers, 0)
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
+        each = logits.gather(-1, ids[:, 1:, None])[..., 0]
+        counts = torch.arange(1, ids.shape[1]) >= torch.tensor(prompts)[:, None]
+        return (each * counts * mask[:, 1:]).sum(-1)
+
+    def theirs(model: Any) -> Tensor:
+        with torch.no_grad():
+            start = [log_probabilities(before, side) for side in (rows, others)]
+        gains = [log_probabilities(model, side) - old for side, old in zip((rows, others), start, strict=True)]
+        return torch.log1p(torch.exp(-beta * (gains[0] - gains[1]))).mean()
+
+    return case_of(random, reference, module, examples, theirs)
+
+
 DRAW: dict[str, Callable[[int], Case]] = {
     "next token": next_token, "masked": masked, "seq2seq": to_sequence, "corruption": corruption, "labels": labels,
     "tags": tags, "spans": spans, "replaced": replaced, "images": image_labels, "speech": speech,
-    "contrast": contrast, "captions": captions,
+    "contrast": contrast, "captions": captions, "preference": preference,
 }  # fmt: skip

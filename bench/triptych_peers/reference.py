@@ -1,7 +1,6 @@
 """A checkpoint in transformers, for `triptych check`: its states and outputs in the form of ours."""
 
 import io
-from collections.abc import Mapping
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -13,14 +12,14 @@ from triptych.check.comparison import headless, measured, mixture
 from triptych.checkpoints.adapter_targets import slots_of, stored_modules
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.nn import InputRow, LoraFactors
+from triptych.nn import InputRow
+from triptych.nn.packed_weight import dense
 from triptych.spec import (
     ClassHeadSpec,
     EmbedSpec,
     FramesSpec,
     LMHeadSpec,
     MaskedLMHeadSpec,
-    ModelSpec,
     PatchesSpec,
     ReplacedHeadSpec,
     SpanHeadSpec,
@@ -94,7 +93,7 @@ def _peer(model: Model) -> Any:
         ) from error
     if model.adapter is not None:
         with torch.no_grad():
-            for stored, delta in _deltas(model.spec, nn.factors_of(model.module)).items():
+            for stored, delta in _deltas(model.module).items():
                 peer.get_parameter(stored).add_(delta)
     return peer
 
@@ -122,14 +121,16 @@ def _their_output(theirs: Any, model: Model) -> Tensor:
     return measured(model, logits.unsqueeze(-1) if isinstance(model.spec.head, ReplacedHeadSpec) else logits)
 
 
-def _deltas(spec: ModelSpec, factors: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
-    """What the factors add to each stored tensor, by its name in an HF checkpoint and in its layout, in fp32."""
+def _deltas(module: nn.Transformer) -> dict[str, Tensor]:
+    """What the adapter adds to each stored tensor, by its name in an HF checkpoint and in its layout, in fp32."""
     added: dict[str, Tensor] = {}
-    for load in stored_modules(spec).values():
+    factors = nn.factors_of(module)
+    weights = {slot: dense(module.get_parameter(f"{slot}.weight")).float() for slot in factors}
+    for load in stored_modules(module.spec).values():
         slots = slots_of(load)
         if any(slot in factors for slot in slots):
             parts = {
-                name: factors[slot].delta() if slot in factors else torch.zeros(shape)
+                name: factors[slot].merged(weights[slot]) - weights[slot] if slot in factors else torch.zeros(shape)
                 for name, slot, shape in zip(load.ours, slots, load.shapes, strict=True)
             }
             added[load.source] = load.to_source(parts)

@@ -2,6 +2,7 @@
 
     base_model.model.<module in transformers>.lora_A.weight   [rank, inputs], our `down`
     base_model.model.<module in transformers>.lora_B.weight   [outputs, rank], our `up`
+    base_model.model.<module in transformers>.lora_magnitude_vector   [outputs], of DoRA
 
 Source of the layout: the documentation of PEFT, developer_guides/checkpoint.  Slots of ours that are one matrix there
 and share their `down` become one pair with their `up`s one above the other.  Where they do not share it, their `down`s
@@ -26,7 +27,7 @@ from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.multimodal_text import text_name
 from triptych.mapping import Values, names_in
 from triptych.mapping.tensor_plan import TensorLoad
-from triptych.nn.lora import LoraFactors
+from triptych.nn.lora import LoraFactors, scale_divisor
 from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
 from .adapter_targets import is_never_read, module_names, slots_of, stored_modules
 from .locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
@@ -34,7 +35,10 @@ from .save import write_directory
 from .source import Source, json_if_there, json_object
 
 WEIGHTS = "adapter_model.safetensors"
-_KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_KEY = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB]|magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
+_MAGNITUDE = "magnitude_vector"
 _NAME = re.compile(r"[\w.-]+")
 _PREFIX = "base_model.model."
 #: Keys of the config that say where a file came from, or how it was trained: the product does not depend on them.
@@ -43,7 +47,7 @@ _WITHOUT_EFFECT = names_in("""
     layers_pattern layers_to_transform megatron_core peft_type peft_version qalora_group_size revision runtime_config
     target_modules task_type
 """)
-_READ = names_in("r lora_alpha lora_dropout rank_pattern alpha_pattern use_rslora bias init_lora_weights")
+_READ = names_in("r lora_alpha lora_dropout rank_pattern alpha_pattern use_rslora use_dora bias init_lora_weights")
 _BEFORE_TRAINING = (True, False, None, "gaussian", "eva", "orthogonal")  # initializations that leave the base as it is
 
 
@@ -69,8 +73,8 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
     """The adapter in the directory `path` for a model of `spec`.
 
     Factors of a map that no output depends on are left out.
-    Raises CheckpointError for what is no LoRA of linear maps (DoRA, trained biases, `modules_to_save`), and for a
-    matrix that the model does not have or that has another shape there.
+    Raises CheckpointError for what is no LoRA of linear maps (trained biases, `modules_to_save`), and for a matrix that
+    the model does not have or that has another shape there.
     """
     path = Path(path)
     config = json_if_there(path / ADAPTER_CONFIG)
@@ -100,14 +104,8 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
             raise CheckpointError(
                 f"{path / WEIGHTS}: {module} is there twice, with and without the prefix of its model"
             )
-        if len(pair) < 2:
-            raise CheckpointError(
-                f"{path / WEIGHTS}: {module} has lora_{min(pair)} and not the other factor; the file is incomplete"
-            )
-        down, up = (source.read(pair[side], torch.float32) for side in "AB")
-        _check_shapes(path / WEIGHTS, module, load, down, up, spec)
-        alpha = _alpha(config, module, down.shape[0], path / ADAPTER_CONFIG)
-        whole = LoraFactors(down, up, alpha)
+        whole = _stored_factors(source, config, module, pair, path)
+        _check_shapes(path / WEIGHTS, module, load, whole, spec)
         if whole.rank % max(1, len(set(separate).intersection(slots_of(load)))):
             raise CheckpointError(f"{path / WEIGHTS}: the rank {whole.rank} of {module} does not divide into its slots")
         factors |= _split(load, whole, separate)
@@ -117,6 +115,20 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
     dropout = config.get("lora_dropout") or 0.0
     ordered = {slot: factors[slot] for slot, _ in spec.walk() if slot in factors}
     return StoredAdapter(path, ordered, float(dropout), base, digest)
+
+
+def _stored_factors(
+    source: Source, config: Mapping[str, Any], module: str, keys: Mapping[str, str], path: Path
+) -> LoraFactors:
+    """The factors of a stored matrix, in the directory `path`, by their keys."""
+    needed = ("A", "B", _MAGNITUDE) if config.get("use_dora") else ("A", "B")
+    if keys.keys() != set(needed):
+        odd = min(keys.keys() ^ set(needed))
+        problem = "and use_dora is not set" if odd in keys else "is missing"
+        raise CheckpointError(f"{path / WEIGHTS}: lora_{odd} of {module} {problem}; file and config do not fit")
+    parts = {side: source.read(keys[side], torch.float32) for side in needed}
+    alpha = _alpha(config, module, parts["A"].shape[0], path / ADAPTER_CONFIG)
+    return LoraFactors(parts["A"], parts["B"], alpha, parts.get(_MAGNITUDE), bool(config.get("use_rslora")))
 
 
 def write_adapter(
@@ -147,10 +159,15 @@ def write_adapter(
         separate += [] if shared else list(there)
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = joined.down.detach()
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined.up.detach()
+        if joined.magnitude is not None:
+            tensors[f"{_PREFIX}{module}.lora_{_MAGNITUDE}"] = joined.magnitude.detach()
         sizes[module] = (joined.rank, joined.alpha)
     own = {"base": base, "digest": digest, "separate": separate}
     metadata = {"triptych": json.dumps({key: value for key, value in own.items() if value})}
-    config = _config(spec, modules, sizes, dropout, base)
+    config = _config(spec, modules, sizes, dropout, base) | {
+        "use_rslora": any(one.rank_stabilized for one in factors.values()),
+        "use_dora": any(one.magnitude is not None for one in factors.values()),
+    }
     write_directory(path, tensors, config, files, metadata, names=(WEIGHTS, ADAPTER_CONFIG))
 
 
@@ -171,28 +188,35 @@ def base_digest(source: Source) -> str:
 def _split(load: TensorLoad, whole: LoraFactors, separate: Sequence[str]) -> dict[str, LoraFactors]:
     """The factors of each of our slots from those of their stored matrix; `separate` are slots with a `down` of their
     own, beside which the others have none."""
-    ups = _rows_of(load).to_ours(whole.up)
+    stored = _rows_of(load)
+    ups, norms = stored.to_ours(whole.up), dict[str, Tensor]()
+    if whole.magnitude is not None:
+        norms = {name: column[:, 0] for name, column in stored.to_ours(whole.magnitude[:, None]).items()}
     slots = slots_of(load)
+    of_slot = {slot: replace(whole, up=ups[f"{slot}.weight"], magnitude=norms.get(f"{slot}.weight")) for slot in slots}
     own = [slot for slot in slots if slot in separate]
     if not own:
-        return {slot: LoraFactors(whole.down, ups[f"{slot}.weight"], whole.alpha) for slot in slots}
+        return of_slot
     rank = whole.rank // len(own)
     parts = {}
     for i, slot in enumerate(own):
         ours = slice(i * rank, (i + 1) * rank)
-        parts[slot] = LoraFactors(
-            whole.down[ours].contiguous(), ups[f"{slot}.weight"][:, ours].contiguous(), whole.scale * rank
-        )
+        down, up = whole.down[ours].contiguous(), of_slot[slot].up[:, ours].contiguous()
+        parts[slot] = replace(of_slot[slot], down=down, up=up, alpha=_with_scale(whole, rank))
     return parts
 
 
 def _joined(load: TensorLoad, slots: Sequence[str], there: Mapping[str, LoraFactors]) -> tuple[LoraFactors, bool]:
     """The inverse of `_split`, and whether no slot needs to be named in `separate`."""
-    parts = list(there.values())
+    parts, stored = list(there.values()), _rows_of(load)
+    norms = {
+        f"{slot}.weight": one.magnitude.detach()[:, None] for slot, one in there.items() if one.magnitude is not None
+    }
+    magnitude = stored.to_source(norms)[:, 0] if norms else None
     shared = len(there) == len(slots) and all(part.down is parts[0].down for part in parts)
     if shared:
-        up = _rows_of(load).to_source({f"{slot}.weight": part.up.detach() for slot, part in there.items()})
-        return LoraFactors(parts[0].down, up, parts[0].alpha), True
+        up = stored.to_source({f"{slot}.weight": part.up.detach() for slot, part in there.items()})
+        return replace(parts[0], up=up, magnitude=magnitude), True
     rank, start = sum(part.rank for part in parts), 0
     ups: dict[str, Tensor] = {}
     for slot, shape in zip(slots, load.shapes, strict=True):
@@ -200,8 +224,16 @@ def _joined(load: TensorLoad, slots: Sequence[str], there: Mapping[str, LoraFact
         if slot in there:
             up[:, start : start + there[slot].rank] = there[slot].up.detach() * (there[slot].scale / parts[0].scale)
             start += there[slot].rank
-    down = torch.cat([part.down.detach() for part in parts])
-    return LoraFactors(down, _rows_of(load).to_source(ups), parts[0].scale * rank), False
+    down, up = torch.cat([part.down.detach() for part in parts]), stored.to_source(ups)
+    return replace(parts[0], down=down, up=up, alpha=_with_scale(parts[0], rank), magnitude=magnitude), False
+
+
+def _with_scale(factors: LoraFactors, rank: int) -> float:
+    """The alpha with which factors of `rank` have the scale of these."""
+    alpha = factors.scale * scale_divisor(rank, factors.rank_stabilized)
+    return (
+        float(f"{alpha:.12g}") if factors.rank_stabilized else alpha
+    )  # of 12 digits, so that it returns to what it was
 
 
 def _rows_of(load: TensorLoad) -> TensorLoad:
@@ -233,8 +265,6 @@ def _config(
         "bias": "none",
         "modules_to_save": None,
         "init_lora_weights": True,
-        "use_rslora": False,
-        "use_dora": False,
     }
 
 
@@ -283,8 +313,7 @@ def _check_config(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _alpha(config: Mapping[str, Any], module: str, rank: int, file: Path) -> float:
-    """The numerator of the scale `alpha / rank`; with `use_rslora` the scale is that of Kalajdzievski 2023, the file's
-    alpha over the root of the rank."""
+    """The numerator of the scale."""
     config_rank = _by_pattern(config.get("rank_pattern"), module, config.get("r"), file)
     alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"), file)
     if config_rank != rank:
@@ -293,7 +322,7 @@ def _alpha(config: Mapping[str, Any], module: str, rank: int, file: Path) -> flo
         )
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise CheckpointError(f"{file}: lora_alpha {shown(alpha)} is not a finite number")
-    return float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0)
+    return float(alpha)
 
 
 def _by_pattern(patterns: object, module: str, default: object, file: Path) -> object:
@@ -311,12 +340,17 @@ def _by_pattern(patterns: object, module: str, default: object, file: Path) -> o
     return default
 
 
-def _check_shapes(file: Path, module: str, load: TensorLoad, down: Tensor, up: Tensor, spec: ModelSpec) -> None:
+def _check_shapes(file: Path, module: str, load: TensorLoad, whole: LoraFactors, spec: ModelSpec) -> None:
     inputs, outputs = load.shapes[0][1], sum(shape[0] for shape in load.shapes)
-    rank = down.shape[0] if down.dim() == 2 else 0
-    for side, tensor, shape in (("A", down, (rank, inputs)), ("B", up, (outputs, rank))):
+    rank = whole.rank if whole.down.dim() == 2 else 0
+    sides: list[tuple[str, Tensor, tuple[int, ...], str]] = [
+        ("A", whole.down, (rank, inputs), f"[rank, {inputs}]"),
+        ("B", whole.up, (outputs, rank), f"[{outputs}, rank]"),
+    ]
+    if whole.magnitude is not None:
+        sides.append((_MAGNITUDE, whole.magnitude, (outputs,), f"[{outputs}]"))
+    for side, tensor, shape, wanted in sides:
         if tuple(tensor.shape) != shape or not rank:
-            wanted = f"[rank, {inputs}]" if side == "A" else f"[{outputs}, rank]"
             raise CheckpointError(
                 f"{file}: {module}.lora_{side} is {list(tensor.shape)}, and this {spec.family} model takes {wanted}; "
                 "the adapter is of another model"
@@ -324,8 +358,6 @@ def _check_shapes(file: Path, module: str, load: TensorLoad, down: Tensor, up: T
 
 
 def _why_not_read(key: str) -> str:
-    if "lora_magnitude_vector" in key:
-        return f"{shown(key)} is of DoRA, which is not supported; merge the adapter with PEFT"
     if "lora_embedding" in key:
         return f"{shown(key)} changes an embedding; only linear maps take an adapter"
     return f"{shown(key)} is no lora_A.weight and no lora_B.weight, which alone are read"

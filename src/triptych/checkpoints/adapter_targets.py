@@ -71,6 +71,17 @@ def slot_groups(spec: ModelSpec, targets: str | Sequence[str]) -> list[tuple[str
     return _ordered(spec, [group for name in names for group in _named(spec, modules, name)])
 
 
+def check_whole_matrices(spec: ModelSpec, slots: Sequence[str]) -> None:
+    """Raises InputError where some of the `slots` are one stored matrix with others that are not among them, whose rows
+    would have no norms in the file of a DoRA."""
+    for module, load in stored_modules(spec).items():
+        missing = [slot for slot in slots_of(load) if slot not in slots]
+        if 0 < len(missing) < len(slots_of(load)):
+            raise InputError(
+                f"DoRA needs all of {module}, of which {missing[0]} is not among the targets; name {module}"
+            )
+
+
 def _checked_names(targets: object) -> list[str]:
     names = [targets] if isinstance(targets, str) else targets
     if not isinstance(names, list | tuple) or not names or not all(isinstance(one, str) and one for one in names):

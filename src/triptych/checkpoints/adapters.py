@@ -16,7 +16,7 @@ from triptych.errors import CheckpointError, FetchError, InputError, shown
 from triptych.nn import Adapter, LoraFactors, Transformer, attach, factors_of, fresh_factors
 from triptych.spec import LinearSpec
 from .adapter_files import adapter_base, base_digest, write_adapter
-from .adapter_targets import ALL_LINEAR, slot_groups
+from .adapter_targets import ALL_LINEAR, check_whole_matrices, slot_groups
 from .hub import local_path
 from .locate import PREFIX, HubName, is_adapter, model_in_run, open_source
 
@@ -30,6 +30,8 @@ class AdapterSettings:
     targets: str | Sequence[str] = ALL_LINEAR
     dropout: float = 0.0
     seed: int = 0
+    dora: bool = False
+    rank_stabilized: bool = False
 
 
 def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
@@ -49,8 +51,13 @@ def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
         if settings.rank > max(part.inputs, part.outputs):
             size = f"[{part.outputs}, {part.inputs}]"
             raise InputError(f"rank={settings.rank} is more than {slot} {size} has rows or columns; give a smaller one")
+    if settings.dora:
+        check_whole_matrices(module.spec, [slot for group in groups for slot in group])
     with torch.inference_mode(False):
-        factors = fresh_factors(module, groups, settings.rank, float(settings.alpha), settings.seed)
+        factors = fresh_factors(
+            module, groups, settings.rank, float(settings.alpha), settings.seed, dora=settings.dora,
+            rank_stabilized=settings.rank_stabilized,
+        )  # fmt: skip
         return attach(module, factors, float(settings.dropout))
 
 

@@ -312,7 +312,7 @@ class StoredParameters(ModelParameters):
     def __getitem__(self, name: str) -> Tensor:
         step = self._by_name[name]
         weights: dict[str, Tensor] = step.to_ours(self._source.read(step.source, self._dtype))
-        return weights[name] + self._factors[name].delta() if name in self._factors else weights[name]
+        return self._factors[name].merged(weights[name]) if name in self._factors else weights[name]
 
     def stored_as(self, name: str) -> str | None:
         step = self._by_name[name]

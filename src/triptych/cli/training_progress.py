@@ -94,10 +94,10 @@ def held_out(score: Score) -> str:
 
 
 def metric(name: str, value: float) -> str:
-    """The value of a metric: a share in percent, or points."""
-    from triptych.train.metrics import POINTS
+    """The value of a metric: a share in percent, or a number."""
+    from triptych.train.metrics import DECIMALS
 
-    return f"{value:.1f}" if name in POINTS else f"{value:.1%}"
+    return f"{value:.{DECIMALS[name]}f}" if name in DECIMALS else f"{value:.1%}"
 
 
 def batch_row(row: ShownRow) -> dict[str, Any]:

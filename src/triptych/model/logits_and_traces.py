@@ -217,6 +217,9 @@ class ModelInside(Displayed):
         targets: str | Sequence[str] = "all-linear",
         dropout: float = 0.0,
         seed: int = 0,
+        *,
+        dora: bool = False,
+        rank_stabilized: bool = False,
     ) -> nn.Adapter:
         """Add LoRA (Hu et al. 2021) to the linear maps that `targets` names, and freeze everything else.
 
@@ -224,12 +227,13 @@ class ModelInside(Displayed):
         trained; W may be packed.  B begins as 0, so that the model computes what it did.  A target is the end of a
         slot's name (`q`, `attn.out`, `decoder.blocks.3.mlp.up`) or of a module's in transformers (`q_proj`, `c_attn`);
         `all-linear` is every linear map of the blocks.  `dropout` acts on what enters A in training; A is drawn from
-        `seed`.
+        `seed`.  `dora` also trains the norm of each row of the sum (Liu et al. 2024); with `rank_stabilized` the factor
+        is alpha / sqrt(rank) (Kalajdzievski 2023).
 
         Raises InputError for settings out of range, a target that names nothing or would not be trained, and a second
         adapter.
         """
-        return add_adapter(self.module, AdapterSettings(rank, alpha, targets, dropout, seed))
+        return add_adapter(self.module, AdapterSettings(rank, alpha, targets, dropout, seed, dora, rank_stabilized))
 
     def remove_adapter(self) -> None:
         """Remove the adapter, so that the model computes what it did before.  Raises InputError where there is none."""

@@ -4,7 +4,7 @@ from triptych.migration_hints import answer_for
 from .attention_states import Context
 from .heads import LMHead, Pooling
 from .inputs import InputRow, flat
-from .lora import LoraFactors, LoraLinear, attach, detach, factors_of, fresh_factors
+from .lora import LoraFactors, LoraLinear, attach, detach, factors_of, fresh_factors, without_adapter
 from .part import NO_TAPS, Module, Taps, assign, build
 from .stack import Block, Stack
 from .transformer import Adapter, Batch, Transformer, empty, finish_loading, new
@@ -13,6 +13,7 @@ __all__ = [
     "NO_TAPS", "Adapter", "Batch", "Block", "Context", "InputRow", "LMHead", "LoraFactors", "LoraLinear",
     "Module", "Pooling", "Stack", "Taps", "Transformer",
     "assign", "attach", "build", "detach", "empty", "factors_of", "finish_loading", "flat", "fresh_factors", "new",
+    "without_adapter",
 ]  # fmt: skip
 
 answer_for(__name__)

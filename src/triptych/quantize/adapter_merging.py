@@ -20,7 +20,7 @@ _FORM_OF = {"U4": "int4", "S8": "int8"}  # layout -> the form that rounds number
 
 
 def merge(module: Transformer, packed: MergedForm = "requantize") -> tuple[str, ...]:
-    """Take the adapter off and add `alpha / rank * up @ down` to the matrices, in fp32 and rounded once to their dtype.
+    """Take the adapter off and put it into the matrices, in fp32 and rounded once to their dtype.
 
     A packed matrix is rounded again to the type it came from, or becomes plain numbers with `packed="dense"`, and where
     its type cannot be written (Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, columns in another order).  Returns a line for each of the
@@ -34,8 +34,7 @@ def merge(module: Transformer, packed: MergedForm = "requantize") -> tuple[str, 
         for slot, factors in factors_of(module).items():
             weight = module.get_parameter(f"{slot}.weight")
             numbers = weight.dense() if isinstance(weight, PackedWeight) else weight
-            wide = torch.promote_types(numbers.dtype, torch.float32)
-            value = (numbers.to(wide) + factors.delta().to(numbers.device, wide)).to(numbers.dtype)
+            value = factors.merged(numbers).to(numbers.device, numbers.dtype)
             if isinstance(weight, PackedWeight):
                 again = _rounded(value, weight) if packed == "requantize" else None
                 kinds["" if again is None else again[1]] += 1

@@ -81,6 +81,10 @@ class AdapterRecipe(RecipeSection):
     """Names of linear maps, such as `["q", "v"]` or `["q_proj", "v_proj"]`, or `all-linear`, those of all blocks."""
     dropout: BelowOne = 0.0
     """Dropout of the input of the product, in training."""
+    dora: bool = False
+    """Train the norms of the rows of each matrix too (DoRA, Liu et al. 2024)."""
+    rank_stabilized: bool = False
+    """Multiply the product by alpha / sqrt(rank) (Kalajdzievski 2023)."""
 
 
 def with_saved_adapter(base: BaseSettings, settings: AdapterRecipe, checkpoint: Path) -> StartingModel:

@@ -93,16 +93,22 @@ def chat_example(text: str, spans: Iterable[Span], tokenizer: Tokenizer) -> Exam
     return Example(ids[:-1], ids[1:], trained[1:])
 
 
-def _messages(record: DataRecord) -> list[Message]:
-    value = record.values["messages"]
+def messages_of(record: DataRecord, field: str) -> list[Message]:
+    """The messages in a field of a record.  Raises TextError for anything else."""
+    value = record.values[field]
     if not isinstance(value, list) or not value:
-        raise record.error(f'messages is {shown(value)}, not a list of {{"role": ..., "content": ...}}')
+        raise record.error(f'{field} is {shown(value)}, not a list of {{"role": ..., "content": ...}}')
     for message in value:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise record.error(f"a message is {shown(message)}; give its role and its content as texts")
-    roles = [message["role"] for message in value]
+    return value
+
+
+def _messages(record: DataRecord) -> list[Message]:
+    messages = messages_of(record, "messages")
+    roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise record.error(f"no message is the assistant's, so there is nothing to learn; roles are {shown(roles)}")
     if roles[0] == "assistant":
         raise record.error("the first message is the assistant's, with nothing before it to answer")
-    return value
+    return messages

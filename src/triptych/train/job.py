@@ -33,9 +33,11 @@ from .loop import Event, Progress, Trainer
 from .model_of_recipe import check_fit, completed_config, smallest, tokenizer_of
 from .optimizer import Optimizer
 from .parallel.start import check_agreement, check_parallel, check_started, join, own_rank, run_facts
+from .preference import PreferenceTask
 from .recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
 from .settings import Config
 from .sources import FOLDED, SHAKESPEARE
+from .step_logs import check_logs, step_logs
 from .task import HeadTask, ObjectiveTask
 from .text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, PlainTextTask, ReplacedTask
 
@@ -44,7 +46,7 @@ PROMPT_TOKENS = 16  # of a sample that an existing model writes
 _TASKS: dict[Objective, type[ObjectiveTask]] = {
     "causal": CausalTask, "masked": MaskedTask, "seq2seq": PairsTask, "labels": LabelTask, "tags": TagTask,
     "spans": SpanTask, "contrastive": ContrastiveTask, "chat": ChatTask, "captions": CaptionTask,
-    "corruption": CorruptionTask, "replaced": ReplacedTask, "transcripts": TranscriptTask,
+    "corruption": CorruptionTask, "replaced": ReplacedTask, "transcripts": TranscriptTask, "preference": PreferenceTask,
 }  # fmt: skip
 #: The objectives that read a key of `objective`; for all others it must have its default.
 _READ_BY: dict[str, tuple[Objective, ...]] = {
@@ -59,6 +61,7 @@ _READ_BY: dict[str, tuple[Objective, ...]] = {
     "generator": ("replaced",),
     "language": ("transcripts",),
     "translate": ("seq2seq",),
+    "beta": ("preference",),
 }
 
 
@@ -154,6 +157,13 @@ class Job:
                 self._check_directory(checkpoints, force)
 
             trainer.ranks.on_first(enter)
+            logs = self.recipe.run.logs if trainer.ranks.index == 0 else []
+            log, on_step = held.enter_context(step_logs(logs, Path(out), trainer.at.step)), trainer.on_step
+            held.callback(setattr, trainer, "on_step", on_step)
+
+            def logged(event: Event) -> None:
+                log(event)
+                on_step(event)
 
             def save(trainer: Trainer) -> None:
                 checkpoints.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
@@ -163,7 +173,7 @@ class Job:
                 with suppress(RuntimeError):  # the signal came while a line was written, and a file takes one at a time
                     trainer.on_note("the run stops after this step and is saved; a second Ctrl-C stops it at once")
 
-            trainer.on_save = save
+            trainer.on_save, trainer.on_step = save, logged
             with on_signal(stop) as received:
                 trainer.run(until)
                 stopped = trainer.ranks.any(bool(received))
@@ -242,8 +252,8 @@ def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Starti
             f"objective {recipe.objective.name} trains a head, which the file of an adapter does not hold; leave "
             "adapter out, or train the head first"
         )
-    base, lora = read_base(settings, packed=True), recipe.adapter
-    add_adapter(base.module, AdapterSettings(lora.rank, lora.alpha, lora.targets, lora.dropout, recipe.run.seed))
+    base = read_base(settings, packed=True)
+    add_adapter(base.module, AdapterSettings(**recipe.adapter.model_dump(), seed=recipe.run.seed))
     return base
 
 
@@ -316,6 +326,7 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
     Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
     """
     settings, data, name = recipe.objective, recipe.data, recipe.objective.name
+    check_logs(recipe.run.logs)
     if data.shards and not issubclass(_TASKS[name], PlainTextTask):
         known = [one for one, task in _TASKS.items() if issubclass(task, PlainTextTask)]
         raise ConfigError(f"data.shards are plain text, for {', '.join(known)}; objective {name} reads no such data")

@@ -16,7 +16,8 @@ from triptych.errors import InputError
 from .objectives import Integers
 
 EntitySpan = tuple[str, int, int]
-POINTS = ("BLEU", "chrF")  # metrics from 0 to 100, as sacrebleu gives them; all others are shares
+#: Metrics that are no shares, with the decimals that are shown: sacrebleu's from 0 to 100, and differences in nats.
+DECIMALS = {"BLEU": 1, "chrF": 1, "margin": 3}
 
 
 def accuracy(predicted: Integers, right: Integers) -> float:

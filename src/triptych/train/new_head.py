@@ -38,7 +38,7 @@ HEADS: dict[HeadKind, tuple[type, str]] = {  # what a head is in a spec, and how
 LAYOUTS: dict[Objective, Layout] = {
     "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
     "captions": "encoder-decoder", "transcripts": "encoder-decoder", "masked": "encoder", "labels": "encoder",
-    "tags": "encoder", "spans": "encoder", "contrastive": "encoder", "replaced": "encoder",
+    "tags": "encoder", "spans": "encoder", "contrastive": "encoder", "replaced": "encoder", "preference": "decoder",
 }  # fmt: skip
 
 

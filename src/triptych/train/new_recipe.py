@@ -141,6 +141,7 @@ _OBJECTIVE: dict[str, Objective] = {"decoder": "causal", "encoder": "masked", "e
 PLAIN_TEXT = ("causal", "masked", "seq2seq", "corruption", "replaced")  # what the plays can be read for
 #: In this order, the fields by which the objective of records is known.
 FIELDS: tuple[tuple[Objective, tuple[str, ...]], ...] = (
+    ("preference", ("chosen", "rejected")),
     ("chat", ("messages",)),
     ("spans", ("question", "context", "answer", "start")),
     ("tags", ("words", "tags")),

@@ -8,9 +8,9 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -58,6 +58,10 @@ class Example:
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
         """The target at each token, to be read by people."""
         return tokenizer.tokens(self.targets.tolist())
+
+    def shown(self) -> tuple[Example, ...]:
+        """The rows that people are shown of it."""
+        return (self,)
 
 
 @runtime_checkable
@@ -129,13 +133,30 @@ class TrainingBatch:
     def nats(self, module: Transformer, max_logits: int, random: RowNoise | None) -> Tensor:
         """The sum of the losses []; see `loss`."""
         x = final(module, self, random)
-        part = max(1, max_logits // module.spec.vocab)
-        if self.smoothing or part >= self.trained:
-            return _nats(module, self.rows, x, self.targets, self.smoothing)
-        total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
-        for vectors, targets in zip(torch.split(x, part), torch.split(self.targets, part), strict=True):
-            total = total + checkpoint(_nats, module, self.rows, vectors, targets, use_reentrant=False)
-        return total
+        most = len(x) if self.smoothing else max_logits // module.spec.vocab
+        return in_parts(partial(_nats, module, self.rows, smoothing=self.smoothing), most, x, self.targets)
+
+    def nats_of_rows(self, module: Transformer, max_logits: int, random: RowNoise | None) -> Tensor:
+        """The sum of the losses of each row, [rows]."""
+        x = final(module, self, random)
+        most = max_logits // module.spec.vocab
+        counts = torch.bincount(self.rows.row_of(self.at.device)[self.at], minlength=len(self.rows)).tolist()
+        sides = zip(torch.split(x, counts), torch.split(self.targets, counts), strict=True)
+        of_part = partial(_nats, module, self.rows)
+        if len(x) > most:  # the logits of all rows together are too many to be kept
+            of_part = partial(checkpoint, of_part, use_reentrant=False)
+        return torch.stack([in_parts(of_part, most, *side) for side in sides])
+
+
+def in_parts(loss: Callable[..., Tensor], most: int, *rows: Tensor) -> Tensor:
+    """The sum [] of `loss` over parts of at most `most` of the rows [M, ...], each of which is computed again in the
+    backward pass; `loss(*rows)` where they are no more."""
+    if most >= len(rows[0]):
+        return loss(*rows)
+    total = rows[0].new_zeros((), dtype=torch.promote_types(rows[0].dtype, torch.float32))
+    for part in zip(*(torch.split(one, max(1, most)) for one in rows), strict=True):
+        total = total + checkpoint(loss, *part, use_reentrant=False)
+    return total
 
 
 def causal(tokens: TokenIds) -> Example:
@@ -288,7 +309,7 @@ def show_batch(examples: Sequence[Example], tokenizer: Tokenizer | None, *, shif
     is the token after its input, as it is but for masked language modelling.
     """
     rows = []
-    for example in examples:
+    for example in (row for one in examples for row in one.shown()):
         if tokenizer is None:
             names = [str(i) for i in range(len(example.ids))], [""] * len(example.ids)
         else:

@@ -20,7 +20,7 @@ from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
 from .data import groups
 from .ranks import Ranks
-from .settings import BelowOne, NonNegative, Rate, RecipeSection, Share
+from .settings import BelowOne, Fraction, NonNegative, Rate, RecipeSection, Share
 
 MOMENTUM = 0.95
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
@@ -229,12 +229,23 @@ def _parameters(part: torch.optim.Optimizer) -> Iterator[Tensor]:
 class Schedule(RecipeSection):
     """The learning rate as a share of its peak, from the progress of the run in [0, 1]."""
 
-    shape: Literal["cosine", "linear", "constant"] = "cosine"
-    """After the warm-up it falls to `floor` along half a cosine (Loshchilov & Hutter 2017) or a line, or stays."""
+    shape: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """After the warm-up it falls to `floor` along half a cosine (Loshchilov & Hutter 2017) or a line, or stays; with
+    `wsd` it stays and falls at the end alone, along a line (warm-up, stable, decay: Hu et al. 2024)."""
     warmup: BelowOne = 0.02
     """Share of the run over which it rises linearly from 0 to the peak."""
     floor: Share = 0.0
     """The learning rate at the end, as a share of the peak."""
+    decay: Fraction = 0.1
+    """For wsd: the share of the run over which it falls."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Schedule:
+        if self.shape != "wsd" and self.decay != type(self).model_fields["decay"].default:
+            raise ValueError("has decay, which is for wsd; remove it, or set shape")
+        if self.shape == "wsd" and self.warmup + self.decay > 1.0:
+            raise ValueError("has warmup and decay of more than the whole run together; lower one")
+        return self
 
     def factor(self, progress: float) -> float:
         """The learning rate as a share of its peak."""
@@ -244,5 +255,8 @@ class Schedule(RecipeSection):
         done = (progress - self.warmup) / (1.0 - self.warmup)
         if self.shape == "constant":
             return 1.0
-        fall = 0.5 * (1.0 + math.cos(math.pi * done)) if self.shape == "cosine" else 1.0 - done
+        if self.shape == "wsd":
+            fall = min(1.0, (1.0 - progress) / self.decay)
+        else:
+            fall = 0.5 * (1.0 + math.cos(math.pi * done)) if self.shape == "cosine" else 1.0 - done
         return self.floor + (1.0 - self.floor) * fall

@@ -27,7 +27,7 @@ from .settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection,
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
-    "captions", "transcripts",
+    "captions", "transcripts", "preference",
 ]  # fmt: skip
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 IMAGE_MODELS = ("vit",)  # the types of models that read images and no text, and so have no tokenizer
@@ -119,7 +119,8 @@ class ObjectiveSettings(RecipeSection):
     words, `spans` an answer's place in its context, `contrastive` which texts belong together, by the cosine of their
     vectors, and `replaced` which tokens were replaced by samples (encoders).  `chat` predicts the assistant's turns
     (decoders), `corruption` what spans of the text were removed (encoder-decoders), `captions` the text of an image (an
-    encoder of images with a decoder), and `transcripts` what is said in a sound."""
+    encoder of images with a decoder), `transcripts` what is said in a sound, and `preference` which of two answers is
+    better (decoders), by comparison with the model as it was before."""
     rate: Fraction = 0.15
     """For masked, corruption and replaced: the share of the tokens of a row that is hidden, removed or replaced."""
     commonest: Positive | None = None
@@ -146,6 +147,9 @@ class ObjectiveSettings(RecipeSection):
     tokens."""
     language: str | None = None
     """For transcripts: the language of the recordings (`en`), for a model with several languages."""
+    beta: Rate = 0.1
+    """For preference: the factor of log-probabilities in the loss (Rafailov et al. 2023); with more of it the model
+    stays nearer to what it was."""
 
 
 class Recipe(RecipeSection):

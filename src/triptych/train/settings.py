@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,7 @@ from triptych.errors import ConfigError, nearest
 from triptych.migration_hints import RECIPE_KEYS
 from .precision import Precision
 
+LogKind = Literal["jsonl", "tensorboard"]
 Config = dict[str, Any]  # of a model, as Hugging Face has it, or of a recipe
 
 
@@ -91,6 +92,10 @@ class RunSettings(RecipeSection):
     """Show a sample of a decoder each time this share of the run is done, in [0, 1]; 0 is never."""
     out: str | None = None
     """Directory for checkpoints, and for the finished model in `model/`.  Without it nothing is saved."""
+
+    logs: list[LogKind] = Field(default_factory=list)
+    """What is written of each step in `run.out`: `jsonl` is a line of JSON in `steps.jsonl`, `tensorboard` event files
+    in `tensorboard/` (`pip install tensorboard`)."""
 
     @model_validator(mode="after")
     def _ends(self) -> RunSettings:

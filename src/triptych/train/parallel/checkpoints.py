@@ -6,6 +6,7 @@ It is built beside its place and renamed once every file is written, as that of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -60,7 +61,11 @@ def whole_factors(module: Transformer) -> Mapping[str, LoraFactors]:
             whole[id(part)] = gathered(part.detach())
         return whole[id(part)]
 
-    return {slot: LoraFactors(gather(one.down), gather(one.up), one.alpha) for slot, one in factors_of(module).items()}
+    def gathered_factors(one: LoraFactors) -> LoraFactors:
+        magnitude = None if one.magnitude is None else gather(one.magnitude)
+        return replace(one, down=gather(one.down), up=gather(one.up), magnitude=magnitude)
+
+    return {slot: gathered_factors(one) for slot, one in factors_of(module).items()}
 
 
 def write_optimizer(ranks: Ranks, optimizer: Optimizer, directory: Path) -> None:

@@ -54,6 +54,10 @@ class IdleBatch(TrainingBatch):
         return self.counted
 
     @property
+    def numbers_of_rows(self) -> Sequence[int]:
+        return self.inner.numbers_of_rows
+
+    @property
     def weight(self) -> float:
         return 0.0
 

@@ -180,6 +180,8 @@ def _problems(recipe: Recipe, settings: ParallelSettings, module: Transformer) -
         yield "a part of the model draws dropout from torch's global generator, which several processes cannot share"
     if run.compile and (settings.tensor > 1 or has_dropout(module)):
         yield "run.compile is for processes with parallel.tensor = 1 and models without dropout; leave it out"
+    if settings.tensor > 1 and recipe.adapter is not None and recipe.adapter.dora:
+        yield "adapter.dora needs whole rows of each matrix; set parallel.tensor = 1"
     if settings.tensor > 1 and module.has_packed_weights:
         yield "packed weights are not divided; set parallel.tensor = 1, or model.dequantize = true"
     for name, part in module.spec.walk():
