@@ -80,6 +80,8 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych batch": "needs its requests; tests/test_docs_serving.py runs it",
     "curl -s http://127.0.0.1": "needs the server; tests/test_docs_serving.py runs it",
     "docker ": "builds from the network",
+    "torchrun --nnodes 2": "needs two machines; tests/test_train_parallel_runs.py starts processes",
+    "triptych train run.toml": "needs a recipe; tests/test_train_parallel_runs.py runs such commands",
     "SMOLLM2=": "sets the shell variable of the two commands below it",
 }
 HEAVY = (
@@ -94,6 +96,12 @@ SHORTER = {  # a run as printed takes minutes
     "triptych bench": "--repeat 1",
     "triptych quickstart": "--seconds 3 --force",  # several pages run it
     "triptych train decoder --out runs/mine --set": "--set run.steps=20 --set run.rows=2",
+}
+
+AFTER = {  # a command -> the one that it continues
+    "triptych train decoder --out runs/mine --resume": (
+        "triptych train decoder --out runs/mine --set run.seconds=600 --set optimizer.lr=0.002"
+    ),
 }
 
 # What a page says beside a command, in the page's words; the numbers in it must be printed.
@@ -294,6 +302,8 @@ def test_it_runs_for_longer(
 ) -> None:
     if command == "triptych lab spoken-digits" and shutil.which("espeak-ng") is None:
         pytest.skip("espeak-ng is not installed")
+    if command in AFTER and not (desk / "runs" / "mine").exists():  # another worker runs it
+        check_runs(command, run(AFTER[command], desk, monkeypatch, capsys))
     check_runs(command, run(command, desk, monkeypatch, capsys))
 
 

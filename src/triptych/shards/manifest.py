@@ -8,13 +8,14 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from triptych.checkpoints import atomic_write, read_json
 from triptych.errors import CheckpointError, TextError, shown
-from triptych.text import Tokenizer
+from triptych.text import Tokenizer, from_directory
 
 PLAN, MANIFEST, TOKENIZER = "plan.json", "manifest.json", "tokenizer"
 _SENTINEL = re.compile(r"<extra_id_\d+>")
@@ -114,8 +115,11 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     """The SHA-256 of what decides the ids of a text: normalizer, split into words, model, and added tokens.
 
     The tokens `<extra_id_N>`, which a new model for objective corruption gets, are not counted: no text has them.
+    It is that of the tokenizer saved and loaded again: one from a GGUF file has the hash of its copy in a directory.
     """
-    state = json.loads(tokenizer.backend.to_str())
+    with TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        state = json.loads(from_directory(folder).backend.to_str())
     decides = {name: state.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
     decides["added_tokens"] = [
         token for token in state.get("added_tokens") or () if not _SENTINEL.fullmatch(token["content"])
