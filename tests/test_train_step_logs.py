@@ -62,9 +62,11 @@ def test_what_cannot_be_logged_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InputError, match="tensorboard is not installed; run: pip install tensorboard"):
         prepare(made)
     out = tmp_path / "other"
-    (out / "steps.jsonl").mkdir(parents=True)
+    prepare(recipe(tmp_path, TEXTS, run=run_settings(out, "jsonl"))).run(until=2)
+    (out / "steps.jsonl").unlink()
+    (out / "steps.jsonl").mkdir()
     with pytest.raises(CheckpointError, match="cannot write the logs in"):
-        prepare(recipe(tmp_path, TEXTS, run=run_settings(out, "jsonl"))).run()
+        resume(out).run()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

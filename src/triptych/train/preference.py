@@ -121,7 +121,7 @@ class PreferenceTask(ObjectiveTask):
             self.notes.append(f"the reference is a second copy of the model, {needed}; an adapter needs none")
         loss = PreferenceLoss(self.objective.beta, frozen)
         data, held_out = (epoch_rows(self._pair(one, loss) for one in side) for side in (self.train, self.held_out))
-        return data, HeldOutPairs(batched(held_out.examples, max(1, tokens // 2), self.device))
+        return data, HeldOutPreferences(batched(held_out.examples, max(1, tokens // 2), self.device))
 
     def _pair(self, record: DataRecord, loss: PreferenceLoss) -> PreferencePair | None:
         """The rows of a record; None where an answer does not fit into `run.length`, as the recipe says."""
@@ -182,7 +182,7 @@ def _common(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOutPairs(HeldOut):
+class HeldOutPreferences(HeldOut):
     """Held-out pairs.  A pair is right where the chosen answer gained more over the reference than the rejected one;
     the margin is `beta` times the mean difference of the two gains."""
 
