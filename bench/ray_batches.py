@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -143,27 +144,30 @@ def disturb(
             dice.choice(working).kill()
             actors, next_kill = actors + 1, time.monotonic() + dice.uniform(2, 6)
         if pending and writers < options.kills:
-            writers += kill_writer(part, [one for one, name in below.items() if "Write" in name], tried)
+            others = [one for one, name in below.items() if name.startswith("ray::") and one not in working]
+            writers += kill_writer(part, others, tried)
         time.sleep(0.001)
     return actors, writers
 
 
-def kill_writer(part: Path, writing: list[psutil.Process], tried: set[str]) -> int:
-    """Watch for half a second; stop the writers where a data file stands beside a pending checkpoint, and kill them if
-    it is still pending -> 1 where that was so."""
+def kill_writer(part: Path, workers: list[psutil.Process], tried: set[str]) -> int:
+    """Watch for half a second; stop the workers where a data file stands beside a pending checkpoint, and kill those
+    that write if it is still pending -> 1 where that was so."""
     until = time.monotonic() + 0.5
     while time.monotonic() < until:
         for path in (part / "checkpoint").glob("*.pending.parquet"):
             name = path.name.removesuffix(".pending.parquet")
             if name in tried or not any(one.stat().st_size for one in (part / "data").glob(f"{name}-*")):
                 continue
-            for one in writing:
-                one.suspend()
-            hit = path.exists() and bool(writing)
-            for one in writing:
-                one.kill() if hit else one.resume()
             tried.add(name)
-            return int(hit)
+            for one in workers:
+                with suppress(psutil.Error):
+                    one.suspend()
+            writing = [one for one in workers if path.exists() and title(one).startswith("ray::Write")]
+            for one in workers:
+                with suppress(psutil.Error):
+                    one.kill() if one in writing else one.resume()
+            return int(bool(writing))
     return 0
 
 
@@ -190,21 +194,25 @@ def rows(part: Path) -> list[int]:
 
 
 def answers(path: Path) -> list[tuple[str, str]]:
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open("rb") as lines:  # not at U+2028
+        records = [*map(json.loads, lines)]
     return [(one["custom_id"], one["response"]["body"]["choices"][0]["text"]) for one in records]
 
 
 def pace(folder: Path, options: argparse.Namespace) -> None:
-    """Seconds of the work itself: on the cluster from the first file of data to the last, and as many records alone."""
+    """Records a second, each between the first group of 128 records that is done and the last."""
+    process, journal = start(folder, "alone.jsonl"), folder / "alone.jsonl.part" / "records.jsonl"
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 129:
+        time.sleep(0.05)
     began = time.monotonic()
-    finished(start(folder, "alone.jsonl"), folder, "alone.jsonl")
-    alone = time.monotonic() - began
+    finished(process, folder, "alone.jsonl")
+    alone = (options.records - 128) / (time.monotonic() - began)
     process = start(folder, "cluster.jsonl", "--ray", "local", "--actors", "1")
     finished(process, folder, "cluster.jsonl")
     times = sorted(path.stat().st_mtime for path in data(folder / "cluster.jsonl.part"))
-    share = (len(times) - 1) / len(times)
-    print(f"alone, with its start: {alone:.1f} s for {options.records:,} records")
-    print(f"one actor, after the first of {len(times)} groups: {times[-1] - times[0]:.1f} s for {share:.1%} of them")
+    cluster = (options.records - options.records / len(times)) / (times[-1] - times[0])
+    print(f"{options.records:,} records of {options.tokens} tokens: alone {alone:.1f} records a second")
+    print(f"one actor: {cluster:.1f} records a second over {times[-1] - times[0]:.0f} s, {cluster / alone - 1:+.1%}")
 
 
 if __name__ == "__main__":

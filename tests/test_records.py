@@ -18,7 +18,7 @@ from triptych.batches import ray_data
 from triptych.batches.journal import Journal, part_directory
 from triptych.batches.ray_data import Cluster
 from triptych.batches.records import RecordInput, Work, each_record, run_here
-from triptych.errors import ConfigError, InputError, TextError
+from triptych.errors import CheckpointError, ConfigError, InputError, TextError
 from triptych.model import load
 
 TEXT = "the old mill stands where the river bends and the ship came in on the evening tide"
@@ -201,10 +201,11 @@ def test_actors_share_the_cores_of_a_cluster() -> None:
 
 
 def test_the_error_of_a_model_is_taken_out_of_those_of_ray() -> None:
-    ours, outer = ConfigError("the model is wrong"), RuntimeError("a task failed\nTraceback")
-    outer.cause = ValueError("of Ray")  # type: ignore[attr-defined]
-    outer.cause.__cause__ = ours  # type: ignore[attr-defined]
-    assert ray_data._of_ours(outer) is ours
+    text = "ray::MapWorker failed\n  File x, line 3\ntriptych.errors.ConfigError: the model is wrong\n\nmore of Ray"
+    ours = ray_data._of_ours(RuntimeError(text))
+    assert (type(ours), str(ours)) == (ConfigError, "the model is wrong")
+    other = ray_data._of_ours(RuntimeError("no node\ntriptych.errors.counted: no error"))
+    assert (type(other), str(other)) == (CheckpointError, "no error")
     assert str(ray_data._of_ours(RuntimeError("no node\nmore"))).startswith(
         "the cluster failed: RuntimeError: no node;"
     )

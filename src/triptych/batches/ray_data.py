@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych import machine
+from triptych import errors, machine
 from triptych.errors import CheckpointError, ConfigError, InputError, TriptychError, counted, first_line, shown
 from triptych.files import exists, writable_name
 from triptych.run_lock import RunLock
@@ -72,17 +72,11 @@ class Actor:
         import torch
 
         torch.set_num_threads(threads)
-        self.problem: TriptychError | None = None
-        try:
-            self.function = work.start(**work.options)
-        except TriptychError as error:  # of an actor that cannot be made, Ray hands on no exception
-            self.problem = error
+        self.function = work.start(**work.options)
 
     def __call__(self, lines: pyarrow.Table) -> pyarrow.Table:
         import pyarrow
 
-        if self.problem is not None:
-            raise self.problem
         answers = self.function(lines["line"].to_pylist())
         statuses, records = zip(*answers, strict=True)
         values = [pyarrow.array(statuses, "int64"), pyarrow.array(map(encoded, records), "binary")]
@@ -237,13 +231,12 @@ def _share_of_cluster(nodes: list[dict[str, Any]], actors: int | None, *, gpu: b
 
 
 def _of_ours(error: BaseException) -> TriptychError:
-    """The error that a model or a text caused in another process; else one that names what Ray says."""
-    seen: BaseException | None = error
-    while seen is not None:
-        cause = getattr(seen, "cause", None)
-        seen, last = (cause if isinstance(cause, BaseException) else seen.__cause__), seen
-        if type(last).__module__ == "triptych.errors" and isinstance(last, TriptychError):
-            return last
+    """The error of this package that ended the work in another process; else one that names what Ray says.  Ray hands
+    on the text of its traceback and not the exception."""
+    if ours := re.findall(r"^triptych\.errors\.(\w+): (.+)$", str(error), re.M):
+        name, message = ours[-1]
+        kind = getattr(errors, name, None)
+        return (kind if isinstance(kind, type) and issubclass(kind, TriptychError) else CheckpointError)(message)
     return CheckpointError(f"the cluster failed: {type(error).__name__}: {first_line(error)}; run the command again")
 
 
