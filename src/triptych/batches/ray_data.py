@@ -208,7 +208,8 @@ def _connected(cluster: Cluster, *, gpu: bool) -> Iterator[_Share]:
             share = _share_of_cluster(ray.nodes(), cluster.actors, gpu=gpu)
         yield share
     except (ConnectionError, TimeoutError) as error:
-        raise InputError(f"there is no cluster of Ray at {cluster.address} ({first_line(error)})") from None
+        problem = f"{cluster.address}: no cluster of Ray answers there ({first_line(error)})"
+        raise InputError(f"{problem}; start one, or set RAY_AUTH_MODE=token where it asks for a token") from None
     finally:
         ray.shutdown()
 
