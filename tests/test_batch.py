@@ -16,9 +16,10 @@ pytest.importorskip("starlette", reason="needs the extra serve")
 
 from cli_models import Captured, refused, said
 from test_serve_worker import letters
+from triptych.batches import requests as runs
+from triptych.batches.journal import Journal, encoded
 from triptych.cli import main
 from triptych.run_lock import RunLock
-from triptych.serve import batch as runs
 
 PATIENCE = 120.0  # seconds; machines may be slow and shared
 
@@ -158,11 +159,11 @@ def test_a_line_that_was_cut_off_is_answered_again(model: Path, tmp_path: Path, 
     out.unlink()
     entries = []
     for i, record in enumerate(map(json.loads, whole.splitlines())):
-        entries.append(runs.encoded({"line": i, "status": 200, "record": record}))
+        entries.append(encoded({"line": i, "status": 200, "record": record}))
     with runs.BatchInput(file) as requests:
         head = {"requests": 5, "digest": requests.digest, "models": {"letters": str(model)}}
     journal_of(out).parent.mkdir()
-    journal_of(out).write_bytes(runs.encoded(head) + entries[3] + entries[0] + entries[4][:-7])
+    journal_of(out).write_bytes(encoded(head) + entries[3] + entries[0] + entries[4][:-7])
     printed, _ = said(batch(file, out, model, "--json"), capsys)
     assert json.loads(printed)["resumed"] == 2
     again = read(out)
@@ -173,14 +174,14 @@ def test_a_line_that_was_cut_off_is_answered_again(model: Path, tmp_path: Path, 
 
     # Killed between the file and the removal of the journal: the file is written again, and nothing is computed.
     journal_of(out).parent.mkdir()
-    journal_of(out).write_bytes(runs.encoded(head) + b"".join(entries))
+    journal_of(out).write_bytes(encoded(head) + b"".join(entries))
     nowhere = json.loads(said(batch(file, out, model, "--json"), capsys)[0])
     assert (nowhere["resumed"], out.read_bytes()) == (5, whole)
 
     # Damaged in the middle, which no run does.
     out.unlink()
     journal_of(out).parent.mkdir()
-    journal_of(out).write_bytes(runs.encoded(head) + b"{}\n" + entries[0])
+    journal_of(out).write_bytes(encoded(head) + b"{}\n" + entries[0])
     assert "is damaged" in refused(batch(file, out, model), capsys)
 
 
@@ -188,20 +189,20 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     model: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out = written(tmp_path / "in.jsonl", *(request(i) for i in range(6))), tmp_path / "out.jsonl"
-    append, calls = runs.Journal._append, []
+    append, calls = Journal._append, []
 
-    def full(self: runs.Journal, entry: Any) -> None:
+    def full(self: Journal, entry: Any) -> None:
         calls.append(entry)
         if len(calls) > 3:  # the head and two records are there; of the next a half
             self.file.seek(self.end)
-            self.file.write(runs.encoded(entry)[:20])
+            self.file.write(encoded(entry)[:20])
             raise OSError(errno.ENOSPC, "no space")
         append(self, entry)
 
-    monkeypatch.setattr(runs.Journal, "_append", full)
+    monkeypatch.setattr(Journal, "_append", full)
     _, err = said(batch(file, out, model), capsys, 1)
     assert "no space left on the disk" in err.splitlines()[-1]
-    monkeypatch.setattr(runs.Journal, "_append", append)
+    monkeypatch.setattr(Journal, "_append", append)
     assert json.loads(said(batch(file, out, model, "--json"), capsys)[0])["resumed"] == 2
     assert [one["custom_id"] for one in read(out)] == [f"number {i}" for i in range(6)]
 
@@ -247,7 +248,7 @@ def test_one_process_and_one_set_of_requests_at_a_time(model: Path, tmp_path: Pa
     folder.mkdir()
     with RunLock(folder):
         assert "is in use by another run of this process" in refused(batch(file, out, model), capsys)
-    journal_of(out).write_bytes(runs.encoded({"requests": 1, "digest": "0", "models": {}}))
+    journal_of(out).write_bytes(encoded({"requests": 1, "digest": "0", "models": {}}))
     assert "is of other requests or models" in refused(batch(file, out, model), capsys)
     assert journal_of(out).exists()
     journal_of(out).unlink()

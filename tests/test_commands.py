@@ -78,6 +78,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych eval model.gguf --tasks": "needs lm-eval; tests/test_lm_eval.py runs such commands",
     "triptych eval translator --tasks": "needs lm-eval; tests/test_lm_eval.py runs such commands",
     "triptych batch": "needs its requests; tests/test_docs_serving.py runs it",
+    "triptych encode minilm/ --records": "needs its records; tests/test_records.py and test_ray_batches.py run such",
     "curl -s http://127.0.0.1": "needs the server; tests/test_docs_serving.py runs it",
     "docker ": "builds from the network",
     "torchrun --nnodes 2": "needs two machines; tests/test_train_parallel_runs.py starts processes",

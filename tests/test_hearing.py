@@ -4,6 +4,7 @@ No trained Whisper is at hand, so nothing here says that real speech is understo
 it obeys the rules, and which window comes next, is not.
 """
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -324,6 +325,13 @@ def test_transcribe_says_what_the_library_says(
     assert twice[1].startswith(shown["times"])
     several = answered([*argv[:2], str(recording), str(recording), "--language", "de"], capsys)["results"]
     assert several == [{"file": str(recording), **found}] * 2
+    records, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    files = {"a": str(recording), "none": str(tmp_path / "none.wav"), "b": str(recording)}
+    records.write_text("".join(json.dumps({"id": one, "file": file}) + "\n" for one, file in files.items()))
+    answered([*argv[:2], "--language", "de", "--records", str(records), "--out", str(out)], capsys)
+    first_record, missing, last = (json.loads(line) for line in out.read_text("utf-8").strip().split("\n"))
+    assert (first_record, last) == ({"id": "a", **found}, {"id": "b", **found})
+    assert "none.wav" in missing["error"]
     assert main([*argv[:2], str(recording), str(recording), "--format", "srt"]) == 2
     assert "srt describes one file" in capsys.readouterr().err
     recording.with_name("b.wav").write_bytes(recording.read_bytes()[:-9])

@@ -4,6 +4,7 @@ transformers 5 has no pipelines for questions, summaries and translations: the f
 had it, the others are its `generate` with the settings that the pipelines take from the config.
 """
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -412,6 +413,21 @@ def test_answer_command(made: Any, tmp_path: Path, capsys: Captured) -> None:
         ["answer", str(checkpoint("encoder-decoder")), "who?", "--context", "me", "--max-new-tokens", "3"], capsys
     )
     assert document["prompt"] == "question: who?  context: me"
+
+
+def test_entities_of_records_are_those_of_their_texts(made: Any, tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow, of the extra data")
+    model = made("BertForTokenClassification", True)
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(SPLIT)))
+    run(["tag", str(model.path), "--records", str(file), "--out", str(out), "--strategy", "max"], capsys)
+    records = [json.loads(line) for line in out.read_text("utf-8").split("\n") if line]
+    assert [one["id"] for one in records] == [0, 1, 2]
+    for record, named in zip(records, model.entities(SPLIT, strategy="max"), strict=True):
+        assert [(one["text"], one["label"], one["begin"]) for one in record["entities"]] == [
+            (one.text, one.label, one.begin) for one in named
+        ]
+    assert records[0]["entities"] != records[1]["entities"]
 
 
 def test_tag_command(made: Any, capsys: Captured) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from triptych.errors import counted
 from . import options, screen
+from .records import cluster_of
 
 if TYPE_CHECKING:
     from triptych.shards import ShardContents, ShardSet, TokenizingSummary
@@ -28,6 +29,8 @@ def tokenize(
     processes: options.Positive | None = None,
     shard_mb: options.Positive = 64,
     offline: bool = False,
+    ray: options.Ray = None,
+    actors: options.Actors = None,
     as_json: options.Json = False,
 ) -> None:
     """Tokenize texts into shards for recipes (data.shards); run again, it goes on.
@@ -47,6 +50,11 @@ def tokenize(
     from triptych.shards.tokenizer_choice import choose_tokenizer
     from triptych.shards.tokenizing import tokenize as run
 
+    make = None
+    if (cluster := cluster_of(ray, actors)) is not None:
+        from triptych.batches.elsewhere import make_shards_on_cluster
+
+        make = make_shards_on_cluster(cluster)
     with screen.counting() as bar:
         task = bar.add_task("reading the tokenizer", total=None)
         chosen = choose_tokenizer(
@@ -56,7 +64,7 @@ def tokenize(
         try:
             summary = run(
                 inputs, out, chosen, tokenizer_from=tokenizer, field=field, separator=separator, split=split,
-                subset=subset, processes=processes, shard_bytes=shard_mb << 20,
+                subset=subset, processes=processes, shard_bytes=shard_mb << 20, make=make,
                 progress=lambda done, total: bar.update(
                     task, completed=done // 10**6, total=None if total is None else total // 10**6
                 ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,15 +28,10 @@ def load_model(checkpoint: Checkpoint) -> Model:
     """Load the model, with torch on as many threads as there are usable cores."""
     with waiting(f"loading {checkpoint.model}"):
         from triptych import machine
-        from triptych.model import load
-        from triptych.quantize import packing_arguments
+        from triptych.batches.works import load_checkpoint
 
         machine.use_threads()
-        device, (form, plain) = machine.device(checkpoint.device), packing_arguments(checkpoint.quantize)
-        model = load(
-            checkpoint.model, dtype=checkpoint.dtype, device=device, ignore=checkpoint.ignore or (),
-            offline=checkpoint.offline, quantize=form, dequantize=plain, adapter=checkpoint.adapter,
-        )  # fmt: skip
+        model = load_checkpoint(**asdict(checkpoint))
     if model.report is not None:
         asked = [model.report.packed] if checkpoint.quantize is not None and model.report.packed else []
         for line in (*asked, *model.report.notes):

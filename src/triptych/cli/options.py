@@ -63,6 +63,9 @@ SHARED = """
     result stays the same.
 --draft-tokens N: Guess up to N tokens at once.
 --cache TYPE: Format of stored keys and values: fp32, fp16, bf16 or int8; auto is the dtype of the model.
+--ray ADDRESS: Work on the cluster of Ray at HOST:PORT; local is a cluster on this machine alone.
+--actors N: With --ray, how many models there are in the cluster; by default one a machine.
+--records FILE: Work on the records of a .jsonl or .parquet file, each with an id; --out gets a result of each.
 --window N: Tokens read at once of a long text; by default what the model reads.
 --overlap N: Tokens that two windows share.
 """
@@ -76,6 +79,9 @@ Temperature = Annotated[float, typer.Option(min=0)]
 NamedPath = Annotated[Path, typer.Option(parser=path)]
 Weights = Literal["fp32", "fp16", "bf16"]
 Packing = Literal["int8", "int4", "file", "none"]
+RecordFile = Annotated[Path | None, typer.Option(parser=path, metavar="FILE")]
+Ray = Annotated[str | None, typer.Option(metavar="ADDRESS")]
+Actors = Annotated[int | None, typer.Option(min=1)]
 Matmul = Literal["auto", "bf16", "stored"]
 CacheOption = Literal["auto", "fp32", "fp16", "bf16", "int8"]
 

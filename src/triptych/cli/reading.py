@@ -12,6 +12,7 @@ import typer
 
 from . import options, screen
 from .loading import load_model, read_texts
+from .records import check_alone, check_without_records, cluster_of, work_on_records
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,12 +116,25 @@ def tag(
     strategy: Literal["simple", "first", "average", "max"] = "simple",
     window: options.Positive | None = None,
     overlap: options.Natural | None = None,
+    records: options.RecordFile = None,
+    out: options.RecordFile = None,
+    ray: options.Ray = None,
+    actors: options.Actors = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the entities in texts: names of people, places and whatever the checkpoint labels.
 
     --strategy: Group tokens (simple), or words by their first token, mean or surest token (max).
+    --out FILE: With --records, the results: .jsonl or .parquet.
     """
+    if records is not None:
+        from triptych.batches.works import tagging
+
+        check_alone(texts, "--records")
+        settings = {"strategy": strategy, "window": window, "overlap": overlap}
+        work_on_records(tagging, checkpoint, settings, records, out, cluster=cluster_of(ray, actors), as_json=as_json)
+        return
+    check_without_records(out=out, ray=ray, actors=actors)
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
     with screen.waiting(f"tagging {len(inputs):,} texts"):
@@ -146,13 +160,24 @@ def encode(
     ] = None,
     matmul: options.Matmul = "auto",
     out: Path | None = None,
+    records: options.RecordFile = None,
+    ray: options.Ray = None,
+    actors: options.Actors = None,
     as_json: options.Json = False,
 ) -> None:
     """Compute one embedding per text, and their similarities.
 
     --pooling HOW: mean, first (the [CLS] token) or dense; by default the checkpoint's.
-    --out FILE: Write the vectors to a .npy or .safetensors file.
+    --out FILE: Write the vectors to a .npy or .safetensors file; with --records, a .jsonl or .parquet file.
     """
+    if records is not None:
+        from triptych.batches.works import encoding
+
+        check_alone(texts, "--records")
+        settings = {"pooling": pooling, "normalize": normalize, "matmul": matmul}
+        work_on_records(encoding, checkpoint, settings, records, out, cluster=cluster_of(ray, actors), as_json=as_json)
+        return
+    check_without_records(ray=ray, actors=actors)
     screen.check_suffix(out, (".npy", ".safetensors"), "--out")
     from triptych.tasks import note_on_products
 

@@ -10,6 +10,7 @@ import typer
 from triptych.errors import InputError
 from . import options, screen
 from .loading import check_file, load_model
+from .records import cluster_of, model_options
 
 if TYPE_CHECKING:
     from triptych.tasks import SearchResult
@@ -30,6 +31,9 @@ def search(
     overlap: options.Natural | None = None,
     follow_links: bool = False,
     picture: Path | None = None,
+    index: options.RecordFile = None,
+    ray: options.Ray = None,
+    actors: options.Actors = None,
     dtype: options.Weights | None = None,
     quantize: options.Packing | None = None,
     device: str = "cpu",
@@ -46,6 +50,7 @@ def search(
     --tokens N: Most tokens of a passage; by default 128, or what the model reads.
     --overlap N: Tokens that neighbours share; by default 32 or half a passage.
     --follow-links: Read what symbolic links lead to.
+    --index FILE: Keep the vectors in this file; by default in the user's cache. With --ray, where all machines see it.
     --picture FILE: Draw passages and query in a plane: .svg, .png or .html.
     """
     if not query.strip():
@@ -54,15 +59,24 @@ def search(
         raise InputError(f"{str(folder)!r} is not a folder; give the folder whose files are to be searched")
     if picture is not None:
         check_file(picture, (".svg", ".png", *screen.PAGE), "--picture")
-    opened = load_model(options.Checkpoint(
+    cluster = cluster_of(ray, actors)
+    if cluster is not None and index is None:
+        raise typer.BadParameter("--ray needs --index FILE, where all machines of the cluster see it")
+    checkpoint = options.Checkpoint(
         model=model or _default(), dtype=dtype, quantize=quantize, device=device, offline=offline, ignore=ignore
-    ))  # fmt: skip
+    )
+    opened = load_model(checkpoint)
+    embed = None
+    if cluster is not None and index is not None:
+        from triptych.batches.elsewhere import embed_on_cluster
+
+        embed = embed_on_cluster(model_options(checkpoint), index, cluster)
     if note := opened.note_on_vectors():
         screen.note(note)
     with screen.counting() as bar:
         task = bar.add_task("embedding files", total=None)
         result = opened.search(
-            folder, query, k=k, tokens=tokens, overlap=overlap, follow_links=follow_links,
+            folder, query, k=k, tokens=tokens, overlap=overlap, follow_links=follow_links, index=index, embed=embed,
             on_embedded=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     for line in _notes(result):

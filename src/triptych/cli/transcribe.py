@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from html import escape
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from . import options, screen
 from .loading import load_model
+from .records import check_alone, check_without_records, cluster_of, work_on_records
 
 if TYPE_CHECKING:
     from triptych.tasks import Segment
@@ -22,7 +23,7 @@ TranscriptFormat = Literal["times", "text", "srt", "vtt"]  # with times, without
 
 def transcribe(
     checkpoint: options.Checkpoint,
-    files: list[Path],
+    files: list[Path] | None = None,
     *,
     language: str | None = None,
     task: Literal["transcribe", "translate"] = "transcribe",
@@ -30,6 +31,10 @@ def transcribe(
     seed: options.Natural = 0,
     previous: bool = False,
     cache: options.CacheOption = "auto",
+    records: options.RecordFile = None,
+    out: options.RecordFile = None,
+    ray: options.Ray = None,
+    actors: options.Actors = None,
     as_json: options.Json = False,
 ) -> None:
     """Transcribe WAV files segment by segment, with times.
@@ -40,9 +45,23 @@ def transcribe(
     --format: Format of the transcript.
     --seed N: Seed of sampling where greedy decoding fails.
     --previous: Condition each 30 seconds on the previous text: more consistent, but errors spread.
+    --records FILE: Work on the records of a .jsonl or .parquet file, each with an id and a file.
+    --out FILE: With --records, the results: .jsonl or .parquet.
     """
-    from triptych.media.audio import RATE, read_wav
+    from triptych.batches.works import transcribing, transcription
+    from triptych.media.audio import read_wav
 
+    settings: dict[str, Any] = {"language": language, "task": task, "seed": seed, "previous": previous, "cache": cache}
+    if records is not None:
+        check_alone(files, "--records")
+        work_on_records(
+            transcribing, checkpoint, settings, records, out, field="file", at_once=4,
+            cluster=cluster_of(ray, actors), as_json=as_json,
+        )  # fmt: skip
+        return
+    check_without_records(out=out, ray=ray, actors=actors)
+    if not files:
+        raise typer.BadParameter("no file given; write WAV files after MODEL, or give --records FILE")
     if len(files) > 1 and format_ in ("srt", "vtt") and not as_json:
         raise typer.BadParameter(
             f"{format_} describes one file; give one FILE.wav, or --format times", param_hint="--format"
@@ -58,15 +77,11 @@ def transcribe(
         def show(segment: Segment, numbers: Iterator[int] = numbers) -> None:
             screen.write(_formatted(segment, next(numbers), format_))
 
-        transcript = model.transcribe(
-            sound, language=language, task=task, seed=seed, previous=previous, cache=cache,
-            on_segment=None if as_json else show,
-        )  # fmt: skip
-        rows = [{"start": s.start, "end": s.end, "text": s.text.strip()} for s in transcript.segments]
-        seconds = round(len(sound) / RATE, 3)
-        results.append({"language": transcript.language, "seconds": seconds, "text": transcript.text, "segments": rows})
+        transcript = model.transcribe(sound, **settings, on_segment=None if as_json else show)
+        results.append(transcription(transcript, sound))
         detected = "" if transcript.language is None else f", language {transcript.language}"
-        screen.note(f"{seconds:.1f} s of sound, {len(rows)} segments{detected}")
+        seconds, segments = results[-1]["seconds"], len(transcript.segments)
+        screen.note(f"{seconds:.1f} s of sound, {segments} segments{detected}")
     if as_json:
         several = [{"file": str(file), **result} for file, result in zip(files, results, strict=True)]
         screen.result(results[0] if len(files) == 1 else {"results": several})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def make_shard(work: Work, number: int, part: InputPart, progress: Callable[[int
         text_bytes += sum(len(text.encode()) for text in group)
         read += sum(map(len, group))
         progress(read)
-    path = work.out / f".shard-{number:06}.{os.getpid()}.tmp"
+    path = work.out / f".shard-{number:06}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     origin = ShardOrigin(work.run, number, work.fingerprint, text_bytes, empty, part.digest)
     tokens = np.concatenate([np.zeros(0, work.kind), *ids])
     try:

@@ -58,6 +58,10 @@ class TokenizingSummary:
     notes: tuple[str, ...] = ()
 
 
+MakeShards = Callable[[Path, ShardManifest, Callable[[], Iterator[InputPart]]], None]
+"""Called with the directory, the plan and what gives all parts, each time in the same order: writes their shards."""
+
+
 @checked
 def tokenize(
     inputs: Sequence[str | Path],
@@ -72,6 +76,7 @@ def tokenize(
     processes: int | None = None,
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int | None], object] | None = None,
+    make: MakeShards | None = None,
 ) -> TokenizingSummary:
     """Write the token ids of `inputs` as shards into the directory `out`; called again, it goes on where it was.
 
@@ -80,7 +85,7 @@ def tokenize(
     between; one of more than `shard_bytes` bytes without a separator is cut at ends of lines.  Of records `field` is a
     document each.  Documents without a token are left out and counted.  `tokenizer_from` says in the manifest what the
     tokenizer was made from.  `progress` is called with the bytes done and all of them (None with a data set of the
-    hub), in any thread.
+    hub), in any thread.  `make` makes the shards elsewhere (`MakeShards`), and takes no data set of the hub.
 
     Raises TextError and InputError for inputs that cannot be read, ConfigError where `out` is of another run or in use.
     """
@@ -91,7 +96,11 @@ def tokenize(
         raise InputError(f"processes={count} is more than {MOST_PROCESSES:,}; as many as there are cores are enough")
     if separator == "":
         raise InputError("separator is empty; give the text between two documents, or leave it out")
+    if not (make is None or callable(make)):
+        raise InputError(f"make is {shown(make)}, no function; leave it out to tokenize on this machine")
     entries, notes = list_inputs(inputs)
+    if make is not None and any(entry.path.startswith(HUB) for entry in entries):
+        raise InputError("a data set of the hub is read once, by one machine; give files, or leave out --ray")
     plan = ShardManifest(
         tokenizer=fingerprint(tokenizer), vocab_size=tokenizer.vocab_size, tokenizer_from=tokenizer_from, field=field,
         separator=separator, shard_bytes=integer("shard_bytes", shard_bytes, 1), inputs=entries,
@@ -107,7 +116,10 @@ def tokenize(
         if before.shards:
             return TokenizingSummary(before, len(before.shards), tuple(notes))
         run = _TokenizingRun(directory, plan, progress or (lambda done, total: None))
-        run.make(parts(plan, partial(hub_texts, split=split, subset=subset)), count)
+        every = partial(parts, plan, partial(hub_texts, split=split, subset=subset))
+        if make is not None:
+            make(directory, plan, every)
+        run.make(every(), count)
         return TokenizingSummary(run.finish(), run.resumed, tuple(notes))
 
 

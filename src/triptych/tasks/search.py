@@ -121,6 +121,11 @@ def identity_of(module: torch.nn.Module, inputs: ModelInputs, settings: object) 
     return digest([inputs.spec, weights, inputs.words.files(), settings])
 
 
+EmbedFiles = Callable[[Sequence[TextFile], Embedder, int, int, int], Iterator[tuple[int, dict[str, Embedded]]]]
+"""Files, the embedder, the tokens of a passage and of an overlap, and the length of a vector -> how many files are
+done, and the passages and vectors of some of them, by their SHA-256."""
+
+
 def search(
     model: TaskModel,
     folder: str | Path,
@@ -132,17 +137,27 @@ def search(
     follow_links: bool = False,
     index: Path | None = None,
     on_embedded: OnEmbedded | None = None,
+    embed: EmbedFiles | None = None,
 ) -> SearchResult:
     """The `k` passages of the text files below `folder` nearest to `query`, by the cosine of their vectors.
 
     A passage has at most `tokens` tokens (128, or what the model reads), of which neighbours share `overlap` (32, or
     half a passage), and ends where a sentence or a line does.  Vectors are pooled as the checkpoint says (`encode`),
     and kept in a safetensors file (`index`, by default in the user's cache): only files whose content is new are
-    embedded.  When the work is interrupted, the vectors of finished files are kept.
+    embedded.  When the work is interrupted, the vectors of finished files are kept.  `embed` embeds them elsewhere than
+    in this process (`EmbedFiles`).
 
     Raises InputError for a model that reads no text, an empty query, settings out of range, and a folder without text;
     TextError without a tokenizer.
     """
+    return search_with(
+        embedder_of(model), folder, query, k=k, tokens=tokens, overlap=overlap, follow_links=follow_links, index=index,
+        on_embedded=on_embedded, embed=embed,
+    )  # fmt: skip
+
+
+def embedder_of(model: TaskModel) -> Embedder:
+    """The vectors of `search`.  Raises InputError for a model that reads no text, TextError without a tokenizer."""
     model.check_words("search()")
     inputs = model.inputs
     tokenizer, settings = inputs.words, inputs.sentence_settings
@@ -151,22 +166,20 @@ def search(
     if most is not None and most < 1:
         raise InputError(f"the model reads {min(lengths)} tokens at once, which leaves none for a passage")
     identity = identity_of(model.module, inputs, [settings, pooling_of(model.module)])
-    embedder = Embedder(partial(encode, model), tokenizer, identity, most)
-    return search_with(
-        embedder, folder, query, k=k, tokens=tokens, overlap=overlap, follow_links=follow_links, index=index,
-        on_embedded=on_embedded,
-    )  # fmt: skip
+    return Embedder(partial(encode, model), tokenizer, identity, most)
 
 
 def search_with(
     embedder: Embedder, folder: str | Path, query: str, *, k: int = 5, tokens: int | None = None,
     overlap: int | None = None, follow_links: bool = False, index: Path | None = None,
-    on_embedded: OnEmbedded | None = None,
+    on_embedded: OnEmbedded | None = None, embed: EmbedFiles | None = None,
 ) -> SearchResult:  # fmt: skip
     """`search` with any vectors.  The index in the user's cache has a name made of the folder, the model and the
     settings."""
     if not isinstance(query, str) or not query.strip():
         raise InputError(f"the query is {shown(query)}; give the words to search for")
+    if not (embed is None or callable(embed)):
+        raise InputError(f"embed is {shown(embed)}, no function; leave it out to embed the files in this process")
     integer("k", k, 1)
     tokens, overlap = _sizes(embedder.most, tokens, overlap)
     contents = read_folder(folder, follow_links=follow_links)
@@ -188,7 +201,7 @@ def search_with(
     new = list({one.digest: one for one in contents.files if one.digest not in known}.values())
     parts = {one.digest: known[one.digest] for one in contents.files if one.digest in known}
     try:
-        for done, embedded in _embedded(new, embedder, tokens, overlap, len(wanted)):
+        for done, embedded in (embed or embedded_files)(new, embedder, tokens, overlap, len(wanted)):
             parts |= embedded
             if on_embedded is not None:
                 on_embedded(done, len(new))
@@ -226,7 +239,7 @@ def _sizes(most: int | None, tokens: int | None, overlap: int | None) -> tuple[i
     return size, shared
 
 
-def _embedded(
+def embedded_files(
     new: Sequence[TextFile], embedder: Embedder, tokens: int, overlap: int, width: int
 ) -> Iterator[tuple[int, dict[str, Embedded]]]:
     """The passages of files and their vectors, some files at a time: how many are done, and these by their SHA-256."""

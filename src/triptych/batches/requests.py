@@ -1,7 +1,6 @@
 """Requests of a file in OpenAI's batch format, run through the routes of a server without a network.
 
-While it runs, what is done stands in `OUT.part/`, a record a line in the order in which they ended; the file OUT
-appears whole, in the order of the requests.  A run that was killed goes on from there.
+`Journal` keeps what is done while it runs: a run that was killed goes on from there.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -22,9 +19,9 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message
 
 from triptych.errors import InputError, nearest, shown
-from triptych.files import exists, writable_name
-from triptych.run_lock import RunLock
-from .limits import ServerLimits
+from triptych.files import exists
+from triptych.serve.limits import ServerLimits
+from .journal import Journal, Summary
 
 LONGEST_LINE = ServerLimits.body_bytes  # a body that is longer is refused by the routes too
 FIELDS = ("custom_id", "method", "url", "body")
@@ -33,18 +30,6 @@ log = logging.getLogger(__name__)
 
 class BadLine(Exception):
     """A line that is no request; the message says why."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Of the `requests` of a file: those with an answer, those that their route refused, the lines that are none, and
-    those that an earlier run had done."""
-
-    requests: int
-    answered: int
-    refused: int
-    bad_lines: int
-    resumed: int
 
 
 class BatchInput:
@@ -105,6 +90,12 @@ class BatchInput:
                 f"{self.path}: has no request ({wrong}); write a JSON object with {', '.join(FIELDS)} a line"
             )
 
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.line, range(len(self)))
+
     def line(self, index: int) -> bytes:
         at, size = self.places[index]
         self.file.seek(at)
@@ -135,133 +126,6 @@ def request_of(line: bytes) -> dict[str, Any]:
     if request["body"].get("stream"):
         raise BadLine("its body has stream, which a batch has no use for; leave it out")
     return request
-
-
-@dataclass(eq=False)
-class Journal:
-    """The directory beside OUT with what is done so far; one process has it at a time.
-
-    done   of each finished line, by its index in the input, where its record is, and the status of its response; 0 for
-           a line that is no request.
-    """
-
-    out: Path
-    head: Mapping[str, Any]
-    done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    end: int = 0
-    resumed: int = 0
-
-    def __post_init__(self) -> None:
-        self.directory = self.out.with_name(self.out.name + ".part")
-        self.path = self.directory / "records.jsonl"
-
-    def __enter__(self) -> Journal:
-        """Raises InputError where OUT cannot be written, or its journal is of other requests; ConfigError where another
-        process has it."""
-        writable_name(self.out)
-        try:
-            self.directory.mkdir(exist_ok=True)
-            self.lock = RunLock(self.directory).acquire()
-            self.path.touch()
-            self.file = self.path.open("r+b", buffering=0)
-        except OSError as error:
-            raise InputError(f"{self.directory}: cannot be written ({error.strerror}); give another OUT") from None
-        try:
-            self._read()
-            complete = len(self.done) == self.head["requests"]  # a run that was killed before it removed its journal
-            if exists(self.out) and not complete:
-                raise InputError(f"{self.out}: exists already; remove it, or give another OUT")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.end:
-            os.fsync(self.file.fileno())
-        self.file.close()
-        if not self.end:  # nothing has begun
-            self._remove()
-        self.lock.release()
-
-    def _read(self) -> None:
-        """What an earlier run has done; a line that it did not finish is cut off."""
-        self.end, lines = self.file.seek(0, os.SEEK_END), 0
-        self.file.seek(0)
-        end = 0
-        with open(self.path, "rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    entry = json.loads(line)
-                    if lines:
-                        self.done[entry["line"]] = (end, len(line), entry["status"])
-                except (ValueError, TypeError, KeyError):
-                    raise InputError(f"{self.path}: is damaged; remove {self.directory} to begin again") from None
-                if not lines and entry != self.head:
-                    problem = f"{self.directory}: is of other requests or models"
-                    raise InputError(f"{problem}; finish those, remove the directory, or give another OUT")
-                end, lines = end + len(line), lines + 1
-        self.end, self.resumed = end, len(self.done)
-        self.file.truncate(end)
-
-    def begin(self) -> None:
-        if not self.end:
-            self._append(self.head)
-
-    def add(self, index: int, status: int, record: Mapping[str, Any]) -> None:
-        """Keep a record: from here on it outlives this process."""
-        at = self.end
-        self._append({"line": index, "status": status, "record": record})
-        self.done[index] = (at, self.end - at, status)
-
-    def _append(self, entry: Mapping[str, Any]) -> None:
-        line, written = encoded(entry), 0
-        self.file.seek(self.end)
-        try:
-            while written < len(line):
-                written += self.file.write(line[written:])
-        except OSError:
-            self.file.truncate(self.end)
-            raise
-        self.end += len(line)
-
-    async def sync(self) -> None:
-        """Have the disk keep what was added, over and over: it outlives the machine's power too."""
-        synced = 0
-        while True:
-            if synced != self.end:
-                synced = self.end
-                await asyncio.to_thread(os.fsync, self.file.fileno())
-            await asyncio.sleep(0.05)
-
-    def finish(self) -> None:
-        """Write OUT, whole and in the order of the requests, and remove the journal."""
-        whole = self.directory / "out.jsonl"
-        with whole.open("wb") as file:
-            for index in sorted(self.done):
-                at, size, _ = self.done[index]
-                self.file.seek(at)
-                file.write(encoded(json.loads(self.file.read(size))["record"]))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(whole, self.out)
-        self._remove()
-
-    def _remove(self) -> None:
-        for path in (self.path, self.lock.path):
-            path.unlink(missing_ok=True)
-        with suppress(OSError):  # files of others
-            self.directory.rmdir()
-
-
-def encoded(entry: Mapping[str, Any]) -> bytes:
-    """A line of JSON, in UTF-8 where its texts can be."""
-    try:
-        return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return json.dumps(entry).encode() + b"\n"
 
 
 async def respond(app: ASGIApp, url: str, body: bytes) -> tuple[int, bytes]:
@@ -344,6 +208,4 @@ async def run(
             task.cancel()
         await asyncio.gather(*tasks, syncing, return_exceptions=True)
     journal.finish()
-    statuses = [status for _, _, status in journal.done.values()]
-    answered, bad = sum(200 <= one < 300 for one in statuses), statuses.count(0)
-    return Summary(len(statuses), answered, len(statuses) - answered - bad, bad, journal.resumed)
+    return journal.summary()
