@@ -31,7 +31,7 @@ _HASHED = 8  # bytes of the hash of a document
 
 
 @dataclass(frozen=True)
-class Work:
+class ShardWork:
     """What all shards of a run have in common: the directory, the run, how texts are read, and the tokenizer, its hash
     and the type of its ids."""
 
@@ -47,7 +47,7 @@ class Work:
         return np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-def make_shard(work: Work, number: int, part: InputPart, progress: Callable[[int], object]) -> Path:
+def make_shard(work: ShardWork, number: int, part: InputPart, progress: Callable[[int], object]) -> Path:
     """Tokenize a part, and write its shard under a temporary name.
 
     `progress` is called with the characters read so far.  Raises TextError and InputError for texts that cannot be
@@ -102,7 +102,7 @@ def main() -> None:
 
     try:
         tokenizer = from_directory(first["tokenizer"])
-        work = Work(
+        work = ShardWork(
             Path(first["out"]), first["run"], first["field"], first["separator"], tokenizer, first["fingerprint"]
         )
         while True:
