@@ -18,8 +18,7 @@ from triptych.quantize import packing_arguments
 from triptych.shards.inputs import InputPart
 from triptych.shards.manifest import TOKENIZER, ShardManifest
 from triptych.shards.shard_file import shard_name
-from triptych.shards.tokenize_worker import ShardWork
-from triptych.shards.tokenize_worker import make_shard
+from triptych.shards.tokenize_worker import ShardWork, make_shard
 from triptych.tasks.search import embedded_files, embedder_of
 from triptych.tasks.search_index import Embedded
 from triptych.tasks.transcribe import Transcript
