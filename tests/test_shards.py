@@ -459,4 +459,4 @@ def test_differences_are_in_words() -> None:
 def test_a_part_survives_its_way_to_a_worker() -> None:
     part = InputPart(texts=("ein ☃", ""), digest="d")
     assert InputPart.from_json(json.loads(json.dumps(part.to_json()))) == part
-    assert tokenize_worker.Work.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert tokenize_worker.ShardWork.__dataclass_params__.frozen  # type: ignore[attr-defined]
