@@ -32,7 +32,7 @@ def eval_(
     num_fewshot: options.Natural | None = None,
     limit: float | None = None,
     max_length: options.Positive | None = None,
-    apply_chat_template: bool = False,
+    chat_template: bool = False,
     against: Literal["transformers"] | None = None,
     samples: options.NamedPath | None = None,
     batch_size: options.Positive | None = None,
@@ -50,7 +50,7 @@ def eval_(
     --num-fewshot N: Examples before each question; by default what the task says.
     --limit N: Documents of each task; below 1, their share.
     --max-length N: Tokens that the model reads at most; by default what its config says.
-    --apply-chat-template: Ask as a chat.
+    --chat-template: Ask as a chat.
     --against: Run lm-eval's own adapter on the same weights too, and show the largest difference.
     --samples FILE: Write each document with what was asked and answered, as lines of JSON.
     --batch-size N: Requests that run at once; by default 32, and 8 of --against.
@@ -59,7 +59,7 @@ def eval_(
         raise BadParameter("give --data FILE for a perplexity, or --tasks NAMES for tasks of lm-eval")
     of_tasks = {
         "--include-path": include_path, "--num-fewshot": num_fewshot, "--limit": limit, "--max-length": max_length,
-        "--apply-chat-template": apply_chat_template or None, "--against": against, "--samples": samples,
+        "--chat-template": chat_template or None, "--against": against, "--samples": samples,
     }  # fmt: skip
     of_data = {"--source": source, "--window": window, "--overlap": overlap or None}
     for name, value in (of_data if tasks else of_tasks).items():
@@ -81,7 +81,7 @@ def eval_(
         results = run_tasks(
             model, tasks or (), include_path=include_path, num_fewshot=num_fewshot,
             limit=int(limit) if limit is not None and limit >= 1 else limit, max_length=max_length,
-            apply_chat_template=apply_chat_template, against=against, max_rows=batch_size or MAX_ROWS,
+            apply_chat_template=chat_template, against=against, max_rows=batch_size or MAX_ROWS,
             batch_size=batch_size or THEIR_ROWS,
             on_progress=lambda kind, done, total: bar.update(task, description=kind, completed=done, total=total),
         )  # fmt: skip
