@@ -76,12 +76,12 @@ def plain_gradients(
         return None
     with torch.enable_grad():
         # Aliases: one tensor may stand in several places.
-        given = [
+        aliases = [
             x if x is None else x.view_as(x) if again else x.detach().requires_grad_(x.requires_grad) for x in inputs
         ]
-        wanted = [x for x in given if x is not None and x.requires_grad]
-        got = iter(torch.autograd.grad(function(*given), wanted, gradient, create_graph=again))
-    return [next(got) if x is not None and x.requires_grad else None for x in given]
+        wanted = [x for x in aliases if x is not None and x.requires_grad]
+        gradients = iter(torch.autograd.grad(function(*aliases), wanted, gradient, create_graph=again))
+    return [next(gradients) if x is not None and x.requires_grad else None for x in aliases]
 
 
 class _Activation(torch.autograd.Function):

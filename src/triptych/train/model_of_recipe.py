@@ -19,9 +19,9 @@ from .shard_rows import ShardDocuments
 def tokenizer_of(recipe: Recipe, wanted: str, texts: Sequence[str]) -> Tokenizer:
     """The tokenizer `wanted`, which is trained on `texts` where it has a vocabulary of its own."""
     layout = SPEECH if recipe.objective.name == "transcripts" else layout_of(recipe)
-    made = new_tokenizer(wanted, texts, layout)
-    if made is not None:
-        return made
+    own = new_tokenizer(wanted, texts, layout)
+    if own is not None:
+        return own
     if Path(wanted).is_dir():
         return from_directory(wanted)
     known = ("byte", "characters", "bpe:4096", "words:4096")
