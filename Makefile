@@ -9,6 +9,9 @@ ARGS   ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
+# Compiled modules are kept, also where the environment says otherwise: the tests start some hundred processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 # One thread a worker: JOBS processes share the cores, and results do not depend on how many there are.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 

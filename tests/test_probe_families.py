@@ -58,10 +58,12 @@ def test_reading_everything_changes_no_bit(name: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize("name", [name for name in FAMILIES.values() if ours(name).module.decoder is not None])
+@pytest.mark.parametrize("name", FAMILIES.values())
 def test_reading_everything_changes_no_bit_of_a_cached_generation(name: str, chunk: int | None) -> None:
     """The same steps by the modules, whose caches are rings where the family has windows."""
     model = ours(name)
+    if model.module.decoder is None:
+        pytest.skip("an encoder alone has no cache")
     both = model.spec.layout == "encoder-decoder"
     prompts, sources = (TARGETS, rows_of(model)) if both else (rows_of(model), None)
     steps = []
