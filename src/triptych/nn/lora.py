@@ -96,8 +96,13 @@ class LoraLinear(Linear):
             return out
         if self.training and self.dropout is not None:
             x = self.dropout(x)
-        low = ops.linear(x.to(self.down.dtype), self.down) * self.scale
+        low = self._low(x)
         return out + ops.linear(low, self.up).to(out.dtype)
+
+    def _low(self, x: Tensor) -> Tensor:
+        """The scaled products with `down`, [..., rank]; under autocast `linear` casts x itself."""
+        mixed = torch.is_autocast_enabled(self.down.device.type)
+        return ops.linear(x if mixed else x.to(self.down.dtype), self.down) * self.scale
 
     @property
     def scale(self) -> float:
@@ -156,7 +161,7 @@ class DoraLinear(LoraLinear):
             plain = Linear.forward(self, x)
         if self.bias is not None:
             plain = plain - self.bias
-        low = ops.linear(x.to(self.down.dtype), self.down) * self.scale
+        low = self._low(x)
         share = self.magnitude / self.norms()
         return out + (plain * (share - 1) + ops.linear(low, self.up) * share).to(out.dtype)
 

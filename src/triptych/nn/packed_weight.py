@@ -115,9 +115,9 @@ class PackedWeight(Tensor):
         weight.blocks, weight.format = blocks, format
         return weight
 
-    def dense(self) -> Tensor:
-        """The numbers, `[rows, columns]` in `dtype`."""
-        return self.format.unpack(self.blocks, self.dtype)[: self.shape[0]]
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The numbers, `[rows, columns]`, in its own dtype where no other is given."""
+        return self.format.unpack(self.blocks, dtype or self.dtype)[: self.shape[0]]
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The numbers of rows [start, stop)."""
@@ -206,20 +206,23 @@ def _lookup(weight: PackedWeight, ids: Tensor, *training_options: object) -> Ten
 
 
 class _Product(torch.autograd.Function):
-    """The kernel's product, and the gradient of the unpacked matrix, which is computed in `dtype`."""
+    """The kernel's product in `dtype`, and the gradient through the unpacked matrix, whose product is in `inner`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: PackedWeight, product: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.weight, ctx.input_dtype, ctx.dtype = weight, x.dtype, dtype
-        return product
+    def forward(
+        ctx: Any, x: Tensor, weight: PackedWeight, product: Tensor, dtype: torch.dtype, inner: torch.dtype
+    ) -> Tensor:
+        ctx.weight, ctx.input_dtype, ctx.inner = weight, x.dtype, inner
+        return product.to(dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        matrix = ctx.weight.dense().to(ctx.dtype)
-        return (gradient.to(ctx.dtype) @ matrix).to(ctx.input_dtype), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        matrix = ctx.weight.dense(ctx.inner)
+        return (gradient.to(ctx.inner) @ matrix).to(ctx.input_dtype), None, None, None, None
 
 
-_product: Callable[[Tensor, PackedWeight, Tensor, torch.dtype], Tensor] = _Product.apply  # torch's has no annotation
+#: torch's `apply` has no annotation.
+_product: Callable[[Tensor, PackedWeight, Tensor, torch.dtype, torch.dtype], Tensor] = _Product.apply
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -236,8 +239,9 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     dtype = torch.get_autocast_dtype("cpu") if mixed else input.dtype
     out = product.view(*input.shape[:-1], weight.shape[0])
     if input.requires_grad and torch.is_grad_enabled():
-        out = _product(input, weight, out, dtype if mixed else torch.float32)
-    out = out.to(dtype)
+        out = _product(input, weight, out, dtype, dtype if mixed else torch.float32)
+    else:
+        out = out.to(dtype)
     return out if bias is None else out + bias.to(dtype)
 
 
