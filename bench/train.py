@@ -2,8 +2,9 @@
 
 Same config, same tokens, same optimizer (fused AdamW), same precision; the losses on the same weights are compared
 before anything is timed.  Steps of ours, of transformers, of transformers compiled (`--compiled`), and the products of
-the linear layers alone, forward and backward, run in turn; medians of n turns are printed.  `--equal N` compares the
-losses of N steps instead and times nothing.  `TRIPTYCH_KERNELS=none` measures the same step without our C functions.
+the linear layers alone, forward and backward, run in turn; medians of n turns are printed.  `--equal N` times nothing:
+it compares the losses of N steps, also those of transformers with one and the other attention, which differ by rounding
+alone.  `TRIPTYCH_KERNELS=none` measures the same step without our C functions.
 """
 
 import argparse
@@ -185,6 +186,14 @@ def timed(turns: dict[str, Callable[[int], object]], repeats: int) -> tuple[dict
     return middle, {name: statistics.median(seconds[1:]) for name, seconds in processor.items()}
 
 
+def print_differences(losses: np.ndarray, names: Sequence[str]) -> None:
+    """How far the losses [steps, 3] of three trainings are apart, two by two."""
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        largest = abs(losses[:, a] - losses[:, b]).max()
+        last = abs(losses[-10:, a].mean() - losses[-10:, b].mean())
+        print(f"{names[a]} and {names[b]}: largest difference {largest:.1e}, of the means of the last ten {last:.1e}")
+
+
 def main() -> None:
     options = arguments()
     hf = config(options.family, options)
@@ -194,15 +203,19 @@ def main() -> None:
     peers: dict[str, Callable[[int], float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_directory(Path(folder) / "model", *to_checkpoint(module, hf))
-        for name in ("transformers", *["compiled"] * options.compiled):
-            peer = PEERS[options.family].from_pretrained(Path(folder) / "model", attn_implementation=options.attention)
+        other = "eager" if options.attention == "sdpa" else "sdpa"
+        wanted = {"transformers": options.attention}
+        wanted |= {other: other} if options.equal else {"compiled": options.attention} if options.compiled else {}
+        for name, attention in wanted.items():
+            peer = PEERS[options.family].from_pretrained(Path(folder) / "model", attn_implementation=attention)
             peers[name] = theirs(peer.train().to(options.device), data, options, name == "compiled")
     first = trainer.step()[0], *(step(0) for step in peers.values())
     assert max(first) - min(first) < 2e-2, first
     if options.equal:
-        both = [(trainer.step()[0], peers["transformers"](number)) for number in range(1, options.equal)]
-        last = np.mean(both[-10:], axis=0)
-        print(f"{options.family}: losses of the last 10 of {options.equal} steps, triptych and transformers:", *last)
+        steps = [(trainer.step()[0], *(step(n) for step in peers.values())) for n in range(1, options.equal)]
+        print_differences(
+            np.array(steps), ["triptych", *(f"transformers ({attention})" for attention in wanted.values())]
+        )
         return
     bf16 = isinstance(autocast(options.precision, torch.device(options.device)), torch.autocast)
     alone = products(trainer, bf16)
