@@ -1,5 +1,6 @@
 """The shift, the mask, the loss and the order of the data."""
 
+import copy
 import math
 
 import numpy as np
@@ -54,15 +55,38 @@ def test_a_pad_id_in_the_text_is_trained_like_any_token() -> None:
     assert collate([causal([0, 0, 0, 0])]).trained == 3
 
 
-def test_the_loss_in_parts_is_the_loss(llama: nn.Transformer) -> None:
-    """With a large vocabulary the logits are never in memory as a whole; the gradient is the same."""
+@pytest.mark.parametrize("most", [1, 3, 9])
+def test_the_loss_in_parts_is_the_loss(llama: nn.Transformer, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a large vocabulary the logits are never in memory as a whole, and no part is computed twice; every gradient
+    is the same, times any factor."""
+    model = copy.deepcopy(llama).double()
     batch = collate([causal([3, 1, 4, 1, 5, 9, 2, 6, 5]), causal([2, 7, 1])])
-    whole, _ = loss(llama, batch)
-    expected = torch.autograd.grad(whole, llama.get_parameter("head.proj.weight"))[0]
-    parts, _ = loss(llama, batch, max_logits=3 * V)
-    gradient = torch.autograd.grad(parts, llama.get_parameter("head.proj.weight"))[0]
-    assert parts.item() == pytest.approx(whole.item(), rel=1e-6)
-    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+    (loss(model, batch)[0] * 0.3).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert len(expected) == len(list(model.parameters()))
+    model.zero_grad()
+    sizes, unembed = [], model.unembed
+    monkeypatch.setattr(model, "unembed", lambda x, rows: (sizes.append(len(x)), unembed(x, rows))[1])
+    parts, _ = loss(model, batch, max_logits=most * V)
+    (parts * 0.3).backward()
+    assert max(sizes) == most
+    assert sum(sizes) == batch.trained
+    assert parts.item() == pytest.approx(loss(model, batch)[0].item(), rel=1e-12)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-12, rtol=1e-10)
+
+
+def test_parts_give_gradients_to_what_is_trained_alone(llama: nn.Transformer) -> None:
+    """Without a trained head, without anything trained, and once only."""
+    model = copy.deepcopy(llama).requires_grad_(False)
+    batch = collate([causal([3, 1, 4, 1, 5, 9, 2, 6, 5])])
+    assert not loss(model, batch, max_logits=3 * V)[0].requires_grad
+    weight = model.get_parameter("decoder.blocks.0.attn.q.weight").requires_grad_()
+    expected = torch.autograd.grad(loss(model, batch)[0], weight)[0]
+    parts, _ = loss(model, batch, max_logits=3 * V)
+    torch.testing.assert_close(torch.autograd.grad(parts, weight, retain_graph=True)[0], expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(RuntimeError, match="used already"):
+        torch.autograd.grad(parts, weight)
 
 
 def test_the_loss_is_fp32_under_autocast(llama: nn.Transformer) -> None:

@@ -8,10 +8,10 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -143,20 +143,74 @@ class TrainingBatch:
         counts = torch.bincount(self.rows.row_of(self.at.device)[self.at], minlength=len(self.rows)).tolist()
         sides = zip(torch.split(x, counts), torch.split(self.targets, counts), strict=True)
         of_part = partial(_nats, module, self.rows)
-        if len(x) > most:  # the logits of all rows together are too many to be kept
+        if len(x) > most:  # the logits of all rows together are too many to be kept: they are computed again
             of_part = partial(checkpoint, of_part, use_reentrant=False)
-        return torch.stack([in_parts(of_part, most, *side) for side in sides])
+        return torch.stack([torch.stack([of_part(*part) for part in _parts(most, *side)]).sum() for side in sides])
 
 
 def in_parts(loss: Callable[..., Tensor], most: int, *rows: Tensor) -> Tensor:
-    """The sum [] of `loss` over parts of at most `most` of the rows [M, ...], each of which is computed again in the
-    backward pass; `loss(*rows)` where they are no more."""
+    """The sum [] of `loss` over parts of at most `most` of the rows [M, ...]; `loss(*rows)` where they are no more.
+
+    The gradient of a part follows its loss at once, before the next part is computed, so that no part is computed
+    twice: of a sum, the gradient is known but for the factor that the backward pass multiplies it with.  Parts have no
+    second backward pass and no gradient of gradients.
+    """
     if most >= len(rows[0]):
         return loss(*rows)
-    total = rows[0].new_zeros((), dtype=torch.promote_types(rows[0].dtype, torch.float32))
-    for part in zip(*(torch.split(one, max(1, most)) for one in rows), strict=True):
-        total = total + checkpoint(loss, *part, use_reentrant=False)
-    return total
+    total = torch.zeros((), dtype=torch.promote_types(rows[0].dtype, torch.float32), device=rows[0].device)
+    read: dict[Tensor, Tensor] = {}  # what the losses read and is trained, with its gradient
+    of_rows: list[list[Tensor]] = [[] for _ in rows]
+    for part in _parts(most, *rows):
+        own = [one.detach().requires_grad_(row.requires_grad) for one, row in zip(part, rows, strict=True)]
+        value = loss(*own)
+        leaves = _leaves(value)
+        for leaf, gradient in zip(leaves, torch.autograd.grad(value, leaves) if leaves else (), strict=True):
+            read[leaf] = read[leaf] + gradient if leaf in read else gradient
+        for gathered, one in zip(of_rows, own, strict=True):
+            if one.requires_grad:
+                gathered.append(read.pop(one) if one in read else torch.zeros_like(one))
+        total += value.detach()
+    gradients = {row: torch.cat(some) for row, some in zip(rows, of_rows, strict=True) if some} | read
+    return _sum(total, tuple(gradients.values()), *gradients)
+
+
+def _parts(most: int, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of at most `most` of the rows, at least of one."""
+    return zip(*(torch.split(one, max(1, most)) for one in rows), strict=True)
+
+
+def _leaves(value: Tensor) -> list[Tensor]:
+    """What the graph of `value` begins with: the tensors that have a gradient and follow from no others."""
+    found, seen, waiting = dict[Tensor, None](), set[object](), [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found[leaf] = None
+        waiting.extend(before for before, _ in node.next_functions)
+    return list(found)
+
+
+class _SumOfParts(torch.autograd.Function):
+    """A sum whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, gradients: tuple[Tensor, ...], *read: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("the gradients of a loss in parts were used already; compute the loss again")
+        return None, None, *(gradient.mul_(factor) for gradient in gradients)
+
+
+_sum: Callable[..., Tensor] = _SumOfParts.apply  # torch's has no annotation
 
 
 def causal(tokens: TokenIds) -> Example:
@@ -246,7 +300,7 @@ def loss(
 
     It is the sum and not the mean, so that a step of several batches divides once, by the tokens of all.  The head
     reads only trained positions.  If `[M, V]` has more than `max_logits` elements, they go through the head in parts,
-    whose logits are computed again in the backward pass, so that `[M, V]` is never in memory as a whole.  Dropout draws
+    each followed by its gradient, so that `[M, V]` is never in memory as a whole.  Dropout draws
     from `random`, from torch's global generator when None.
     """
     return batch.nats(module, max_logits, random), batch.trained
