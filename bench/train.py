@@ -4,7 +4,8 @@ Same config, same tokens, same optimizer (fused AdamW), same precision; the loss
 before anything is timed.  Steps of ours, of transformers, of transformers compiled (`--compiled`), and the products of
 the linear layers alone, forward and backward, run in turn; medians of n turns are printed.  `--equal N` times nothing:
 it compares the losses of N steps, also those of transformers with one and the other attention, which differ by rounding
-alone.  `TRIPTYCH_KERNELS=none` measures the same step without our C functions.
+alone.  `--packed MODEL` measures a step of an adapter (LoRA of rank 8) over packed weights in place of these, beside the
+same tokens read as prompts.  `TRIPTYCH_KERNELS=none` measures the same step without our C functions.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch
 import transformers
 from torch import Tensor
 
+import triptych
 from triptych import native, nn
 from triptych.checkpoints import write_directory
 from triptych.checkpoints.load_weights import to_checkpoint
@@ -169,6 +171,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile our blocks")
     parser.add_argument("--compiled", action="store_true", help="transformers compiled as well")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--packed", metavar="MODEL", help="a GGUF file, over whose weights an adapter is trained")
     return parser.parse_args()
 
 
@@ -194,8 +197,33 @@ def print_differences(losses: np.ndarray, names: Sequence[str]) -> None:
         print(f"{names[a]} and {names[b]}: largest difference {largest:.1e}, of the means of the last ten {last:.1e}")
 
 
+def adapter_over_packed(options: argparse.Namespace) -> None:
+    """A training step of an adapter beside a prefill of its tokens by the same model."""
+    model, reader = triptych.load(options.packed), triptych.load(options.packed)
+    assert model.module.has_packed_weights, f"{options.packed} has no packed weights"
+    model.add_adapter(rank=8, alpha=16)
+    texts = [file.read_text("utf-8") for file in sorted((Path(__file__).parents[1] / "docs").rglob("*.md"))]
+    data = CausalText.of([model.tokenizer.encode(text) for text in texts], options.length)
+    trainer = ours(model.module, data, options)
+    prompts = [row.ids.tolist() for row in data.draw(0, 0, options.rows)]
+    wall, processor = timed(
+        {"step": lambda number: trainer.step(), "prompts": lambda number: reader.generate(prompts, max_new_tokens=1)},
+        options.repeats,
+    )
+    for name, seconds in wall.items():
+        print(f"{name:8} {sum(map(len, prompts)) / seconds:8,.0f} tokens/s")
+    print(
+        f"an adapter's step runs at {wall['prompts'] / wall['step']:.2f} of the rate of prompts, of processor time "
+        f"{processor['prompts'] / processor['step']:.2f}; {place('cpu')}, torch {torch.__version__}; "
+        f"{native.describe()}"
+    )
+
+
 def main() -> None:
     options = arguments()
+    if options.packed:
+        adapter_over_packed(options)
+        return
     hf = config(options.family, options)
     module = nn.new(read_config(hf), seed=1).to(options.device)
     data = data_of(options.family, options)
