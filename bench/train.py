@@ -4,8 +4,8 @@ Same config, same tokens, same optimizer (fused AdamW), same precision; the loss
 before anything is timed.  Steps of ours, of transformers, of transformers compiled (`--compiled`), and the products of
 the linear layers alone, forward and backward, run in turn; medians of n turns are printed.  `--equal N` times nothing:
 it compares the losses of N steps, also those of transformers with one and the other attention, which differ by rounding
-alone.  `--packed MODEL` measures a step of an adapter (LoRA of rank 8) over packed weights in place of these, beside the
-same tokens read as prompts.  `TRIPTYCH_KERNELS=none` measures the same step without our C functions.
+alone.  `--packed MODEL` measures in place of these a step of an adapter (LoRA of rank 8) over packed weights, beside
+the same tokens read as prompts.  `TRIPTYCH_KERNELS=none` measures the same step without our C functions.
 """
 
 import argparse
