@@ -81,17 +81,17 @@ def data_of(family: str, options: argparse.Namespace) -> Data:
 
 
 def ours(module: nn.Transformer, data: Data, options: argparse.Namespace) -> Trainer:
-    optimizer = Optimizer(module, OptimizerSettings(name="adamw", lr=3e-4, clip=1.0))
+    optimizer = Optimizer(module, OptimizerSettings(name="adamw", lr=3e-4, clip=1.0, weight_decay=0.0))
     run = RunSettings(
         rows=options.rows, length=options.length, steps=1000, precision=options.precision, compile=options.compile
     )
-    return Trainer(module.train(), data, optimizer, Schedule(), run)
+    return Trainer(module.train(), data, optimizer, Schedule(shape="constant", warmup=0.0), run)
 
 
 def theirs(model: torch.nn.Module, data: Data, options: argparse.Namespace, compiled: bool) -> Callable[[int], float]:
     """The usual step: mean loss, gradient clipping, fused AdamW."""
     model = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
     def step(number: int) -> float:
         inputs, labels = tensors(data.draw(0, number, options.rows), options.device)
