@@ -28,7 +28,7 @@ with_types_and_docs = @echo '$(1), beside mypy and mkdocs'; \
 	cat $(VENV)/types-and-docs.log; \
 	exit $$((tests || beside))
 
-.PHONY: help quickstart test test-all test-rest test-processors durations lint types imports docs unit families lectures \
+.PHONY: help quickstart test test-all test-rest test-labs test-processors durations lint types imports docs unit families lectures \
   pictures format wheel clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
@@ -47,8 +47,11 @@ test-all: lint imports ## the same with every test
 	$(call with_types_and_docs,$(PYTEST) -m "")
 
 # The tests behind docs/families.md run again, because the page is compared in a run that has all of them.
-test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out, but for the labs at full size
+test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out, but for labs at full size and most broken ones
 	$(PYTEST) -m "(heavy or families) and not long"
+
+test-labs: $(VENV)/.installed-dev ## every test of the labs, those that are broken on purpose and those at full size too
+	$(PYTEST) -m "" tests/test_lab_*.py tests/test_labs*.py
 
 # Other settings of the libraries that multiply, one after the other; some: ARGS="--only MKL".
 test-processors: $(VENV)/.installed-dev ## the tests that depend on arithmetic, as other processors compute it

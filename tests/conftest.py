@@ -179,6 +179,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
     for item in short_run.left_out(items):
         item.add_marker("heavy")
+    for item in filter(short_run.is_broken_lab, items):
+        item.add_marker("long")
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,9 @@ A test that is long as a whole carries the marker `heavy`.  A parametrized test 
 - a number: that many cases, evenly spaced; 0 for none, and for a test without cases that is long;
 - "family": the first variant of each model family, by the parameter `name`, a key of `references.VARIANTS`;
 - "slot": the sabotages that reach a slot which none before them reached, whatever choice fills it.
+
+The marker `long` takes a test out of `make test-rest` too.  It is on labs at full size, and on the heavy tests in which
+a lab that was broken on purpose has to fail: what they guard is the lab's own criteria, and `make test-labs` runs them.
 """
 
 import tomllib
@@ -37,6 +40,12 @@ def left_out(items: Sequence[pytest.Item], table: dict[str, Rule] = TABLE) -> li
         kept = places(group, table[name])
         found += [item for i, item in enumerate(group) if i not in kept]
     return found
+
+
+def is_broken_lab(item: pytest.Item) -> bool:
+    """Whether a test is a heavy one in which a lab has to fail."""
+    in_labs = item.path.stem.startswith("test_lab_") or item.path.stem.startswith("test_labs_")
+    return in_labs and "fail" in name_of(item).partition("::")[2] and item.get_closest_marker("heavy") is not None
 
 
 def places(items: Sequence[pytest.Item], rule: Rule) -> set[int]:
