@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from ..data import micro_batches
 from ..objectives import Example, TrainingBatch
 from ..ranks import LostProcessError, Ranks, SharedError
 from .checkpoints import whole_module
+from .collectives import gathered_rows
 from .expert_use import ExpertUse
 from .settings import ParallelSettings
 from .shard import shard, sharded_parts
@@ -63,26 +63,6 @@ class IdleBatch(TrainingBatch):
 
     def nats(self, module: Transformer, max_logits: int, random: RowNoise | None) -> Tensor:
         return 0.0 * self.inner.nats(module, max_logits, random)
-
-
-class GatheredRows(torch.autograd.Function):
-    """Rows of all ranks end to end; the gradient of a rank's rows is the sum of those that all ranks give them."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, counts: list[int], index: int, group: dist.ProcessGroup) -> Tensor:
-        ctx.place, ctx.group = (sum(counts[:index]), counts[index]), group
-        padded = own.new_zeros(max(counts), *own.shape[1:])
-        padded[: len(own)] = own
-        every = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(every, padded, group=group)
-        return torch.cat([rows[:count] for rows, count in zip(every, counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        total = gradients[0].contiguous()
-        dist.all_reduce(total, group=ctx.group)
-        first, count = ctx.place
-        return total[first : first + count], None, None, None
 
 
 class MeshRanks(Ranks):
@@ -144,9 +124,7 @@ class MeshRanks(Ranks):
         return RowNoise(seed, rows, divided=(self.mesh["tensor"].get_local_rank(), self.settings.tensor))
 
     def gathered(self, vectors: Tensor) -> Tensor:
-        counts = self._counts_of_rows(len(vectors))
-        rows: Tensor = GatheredRows.apply(vectors, counts, self.reader, self._host_group)  # type: ignore[no-untyped-call]
-        return rows
+        return gathered_rows(vectors, self._counts_of_rows(len(vectors)), self.reader, self._host_group)
 
     def rows_before(self, count: int) -> int:
         return sum(self._counts_of_rows(count)[: self.reader])

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class WholeMatrices:
         """The dimension along which a layer is divided among processes that read the same rows."""
         names = parameter.device_mesh.mesh_dim_names or ()
         for name, placement in zip(names, parameter.placements, strict=True):
-            if name == "tensor" and not placement.is_replicate():
-                return int(placement.dim)  # type: ignore[attr-defined]
+            if name == "tensor" and isinstance(placement, Shard):
+                return placement.dim
         return None
 
     def _exchange(
