@@ -113,7 +113,7 @@ def _memory_of_process(recipe: Recipe, spec: ModelSpec, packed: int | None, part
     """`recipe_memory` of one of the processes of the recipe's mesh."""
     mesh = recipe.parallel or ParallelSettings()
     rows = min(parts * mesh.readers, recipe.run.rows)
-    memory, holders = recipe_memory(recipe, spec, packed, rows), mesh.shard * mesh.tensor
+    memory, holders = recipe_memory(recipe, spec, packed, rows), mesh.holders
     weights, gradients, state = memory.weights, memory.gradients, memory.optimizer_state
     return replace(
         memory, weights=weights // holders, gradients=gradients // holders, optimizer_state=state // holders,
