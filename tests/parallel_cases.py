@@ -335,3 +335,24 @@ def written(ranks: Ranks, kind: str, path: str, *, at_once: bool = False) -> dic
     named = {name: whole(parameter) for name, parameter in trainer.module.named_parameters()}
     largest = max(parameter.nbytes for parameter in trainer.module.parameters())
     return {"weights": named, "most": max(map(int, ranks.texts(str(live.most)))), "largest": largest}
+
+
+def stopped(ranks: Ranks, recipe: dict[str, Any], until: int) -> None:
+    """Run to step `until`, without another checkpoint than those of the run."""
+    prepare(check_recipe(recipe)).run(until=until)
+
+
+def errors_of_full_disk(ranks: Ranks, recipe: dict[str, Any], at: int) -> list[str]:
+    """`errors_of` a run whose first process cannot write the checkpoint of step `at`."""
+    write = checkpoint_content.write_directory
+
+    def refused(path: Any, *arguments: Any) -> None:
+        write(path, *arguments)
+        if f"step-{at:08}" in str(path):
+            raise OSError(28, "no space left")
+
+    checkpoint_content.write_directory = refused
+    try:
+        return errors_of(ranks, recipe)
+    finally:
+        checkpoint_content.write_directory = write

@@ -128,8 +128,12 @@ def check_step_memory(trainer: Trainer) -> None:
     """
     memory, free = next_step_memory(trainer), machine.free_on(trainer.device)
     there = memory.weights + sum(tensor.nbytes for tensor in trainer.optimizer.state().values())
-    if free is not None and memory.peak - there > free:
-        raise _refusal(memory, memory.peak - there, free, trainer.settings, None)
+    needed = memory.peak - there
+    if trainer.settings.save_in_background:
+        copied = memory.gradients if trainer.module.lora_adapter is not None else memory.weights
+        needed += copied + memory.optimizer_state
+    if free is not None and needed > free:
+        raise _refusal(memory, needed, free, trainer.settings, None)
 
 
 def next_step_memory(trainer: Trainer) -> TrainingMemory:

@@ -23,6 +23,7 @@ from triptych.text import Tokenizer
 from .audio_records import TranscriptTask
 from .base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
 from .chat_task import ChatTask
+from .checkpoint_writer import CheckpointWriter
 from .checkpoints import Checkpoints, read_checkpoint, read_progress, restore_optimizer
 from .contrastive import ContrastiveTask
 from .data import Windows
@@ -166,7 +167,7 @@ class Job:
                 on_step(event)
 
             def save(trainer: Trainer) -> None:
-                checkpoints.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
+                writer.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
 
             def stop() -> None:
                 trainer.stop()
@@ -174,12 +175,16 @@ class Job:
                     trainer.on_note("the run stops after this step and is saved; a second Ctrl-C stops it at once")
 
             trainer.on_save, trainer.on_step = save, logged
+            in_background = self.recipe.run.save_in_background
+            writer = held.enter_context(CheckpointWriter(checkpoints, trainer.stop, in_background=in_background))
             with on_signal(stop) as received:
                 trainer.run(until)
+                writer.wait()
                 stopped = trainer.ranks.any(bool(received))
                 finished = trainer.done >= 1.0 and checkpoints.exist()
                 if stopped or trainer.ranks.any(finished and not checkpoints.model.exists()):
                     save(trainer)
+                    writer.wait()
             if stopped:
                 raise Interrupted((*received, signal.SIGTERM)[0], trainer.at.step, Path(out))
 
