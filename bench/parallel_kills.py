@@ -57,6 +57,7 @@ hidden_size = 32
 intermediate_size = 64
 num_hidden_layers = 2
 num_attention_heads = 4
+max_position_embeddings = 64
 [data]
 path = "{data}"
 [objective]
