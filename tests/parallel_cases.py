@@ -11,10 +11,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from live_bytes import LiveBytes
 from triptych import nn
+from triptych.checkpoints import open_source, write_directory
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
+from triptych.checkpoints.header import read_header
+from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.errors import TriptychError
 from triptych.families import read_config
+from triptych.nn.packed_weight import own_part
 from triptych.train import (
     Checkpoints,
     Example,
@@ -25,10 +30,12 @@ from triptych.train import (
     Trainer,
     causal,
     check_recipe,
+    checkpoint_content,
     prepare,
     resume,
     seq2seq,
 )
+from triptych.train.base_model import unfilled
 from triptych.train.objectives import TokenMasking
 from triptych.train.parallel.mesh import MeshRanks
 from triptych.train.parallel.settings import ParallelSettings
@@ -273,3 +280,79 @@ def errors_of(ranks: Ranks, recipe: dict[str, Any]) -> list[str]:
     except TriptychError as error:
         text = f"{type(error).__name__}: {error}"
     return ranks.texts(text)
+
+
+# ---------------------------------------------------------------- weights that no process has whole
+
+
+def wide(kind: str) -> dict[str, Any]:
+    """A config whose weights are many times the largest of them."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8}
+    gpt2 = {"n_embd": 64, "n_layer": 8}
+    t5 = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_layers": 4}
+    return CONFIGS[kind] | {"gpt2": gpt2, "t5": t5}.get(kind, sizes)
+
+
+def saved_weights(path: str, kind: str, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The weights of a new model, which is also written to the directory `path`."""
+    module = nn.new(read_config(wide(kind)), 3)
+    write_directory(path, *to_checkpoint(module.to(getattr(torch, dtype)), wide(kind)))
+    return {name: whole(parameter) for name, parameter in module.float().named_parameters()}
+
+
+def distributed(ranks: Ranks, kind: str, path: str | None, *, at_once: bool = False) -> dict[str, Any]:
+    """The weights of a new model, or of that at `path`, divided among processes; and in bytes the most that this
+    process had of tensors meanwhile, its parts, and the largest weight.  With `at_once` they were whole before."""
+    with LiveBytes() as live:
+        if path is None:
+            module = nn.empty(read_config(wide(kind)))
+            weights: nn.NamedWeights | None = nn.initial_weights(module.spec, 3)
+        else:
+            header = read_header(path)
+            module, weights = unfilled(header.spec, open_source(path))
+        if at_once:
+            assert weights is not None
+            module, weights = nn.fill(module, weights), None
+        ranks.distribute(module, weights)
+    parts = sum(own_part(parameter).nbytes for parameter in module.parameters())
+    largest = max(parameter.nbytes for parameter in module.parameters())
+    named = {name: whole(parameter) for name, parameter in module.named_parameters()}
+    texts = ranks.texts(str(live.most))
+    return {"weights": named, "most": max(map(int, texts)), "parts": parts, "largest": largest}
+
+
+def written(ranks: Ranks, kind: str, path: str, *, at_once: bool = False) -> dict[str, Any]:
+    """A checkpoint in `path` of a model after one step; and in bytes the most that this process had of tensors beside
+    its parts meanwhile, and the largest weight.  With `at_once` the weights were gathered first."""
+    trainer = trainer_of(ranks, nn.new(read_config(wide(kind)), 3), rows_of(kind, [5, 7]), optimizer={"name": "adamw"})
+    trainer.step()
+    trainer.at.step = 1
+    parts = [own_part(parameter).detach() for parameter in trainer.module.parameters()]
+    with LiveBytes([*parts, *trainer.optimizer.state().values()]) as live:
+        if at_once:
+            trainer.module.whole()
+        Checkpoints(path).save(trainer, wide(kind), None, {})
+    named = {name: whole(parameter) for name, parameter in trainer.module.named_parameters()}
+    largest = max(parameter.nbytes for parameter in trainer.module.parameters())
+    return {"weights": named, "most": max(map(int, ranks.texts(str(live.most)))), "largest": largest}
+
+
+def stopped(ranks: Ranks, recipe: dict[str, Any], until: int) -> None:
+    """Run to step `until`, without another checkpoint than those of the run."""
+    prepare(check_recipe(recipe)).run(until=until)
+
+
+def errors_of_full_disk(ranks: Ranks, recipe: dict[str, Any], at: int) -> list[str]:
+    """`errors_of` a run whose first process cannot write the checkpoint of step `at`."""
+    write = checkpoint_content.write_directory
+
+    def refused(path: Any, *arguments: Any) -> None:
+        write(path, *arguments)
+        if f"step-{at:08}" in str(path):
+            raise OSError(28, "no space left")
+
+    checkpoint_content.write_directory = refused
+    try:
+        return errors_of(ranks, recipe)
+    finally:
+        checkpoint_content.write_directory = write

@@ -17,6 +17,7 @@ from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.media.image import Preparation
 from triptych.text import Encoded
 from triptych.train import Example, Optimizer, OptimizerSettings, Schedule, collate, loss, seq2seq
+from triptych.train.base_model import StartingModel
 from triptych.train.contrastive import TextPair
 from triptych.train.data import micro_batches
 from triptych.train.image_tasks import CaptionExample, RecordImage, labelled_images
@@ -139,6 +140,15 @@ def differences(name: str, module: nn.Transformer, examples: list[Example], thei
     return abs(ours - float(value.detach())), gradient, step
 
 
+def starting(loaded: triptych.Model) -> StartingModel:
+    return StartingModel(loaded.module, None, dict(loaded.hf or {}), {}, loaded.module.named_parameters())
+
+
+def unfilled(base: StartingModel) -> tuple[nn.Transformer, nn.NamedWeights]:
+    assert base.weights is not None
+    return base.module, ((name, weight.detach()) for name, weight in base.weights)
+
+
 def of_head(case: str) -> tuple[str, list[Example], Theirs]:
     name, goals, head, theirs = CASES[case]
     return name, [example(ids, goal, head) for ids, goal in zip(rows(), goals, strict=True)], theirs
@@ -201,7 +211,7 @@ def test_contrast_is_that_of_sentence_transformers(negatives: int, broken: bool)
     """Against `scale * cosine` and cross-entropy in float64, with and without hard negatives."""
     loaded = triptych.load(references.saved("bert-classes")[1], dtype="float64")
     config = head_config(loaded.hf, "contrastive")
-    module = with_head(loaded.module, loaded.hf, config, "contrastive", 0).eval()
+    module = nn.fill(*unfilled(with_head(starting(loaded), config, "contrastive", 0)))
     random, scale = np.random.default_rng(5), 20.0
     texts = [
         [random.integers(3, references.V, size=4 + i + j).tolist() for j in range(2 + negatives)] for i in range(4)
@@ -236,9 +246,9 @@ def test_a_new_head_keeps_the_body_and_what_both_heads_share() -> None:
     loaded = triptych.load(references.saved("bert-classes")[1])
     body = {name: p.clone() for name, p in loaded.module.named_parameters() if not name.startswith("head.")}
     config = head_config(loaded.hf, "labels", ["x", "y", "z"])
-    module = with_head(loaded.module, loaded.hf, config, "labels", 7)
-    again = with_head(loaded.module, loaded.hf, config, "labels", 7)
-    other = with_head(loaded.module, loaded.hf, config, "labels", 8)
+    module, again, other = (
+        nn.fill(*unfilled(with_head(starting(loaded), config, "labels", seed))) for seed in (7, 7, 8)
+    )
     assert all(torch.equal(value, module.get_parameter(name)) for name, value in body.items())
     pooler = "head.transform.dense.weight"
     assert torch.equal(module.get_parameter(pooler), loaded.module.get_parameter(pooler))
@@ -248,7 +258,7 @@ def test_a_new_head_keeps_the_body_and_what_both_heads_share() -> None:
     assert not torch.equal(module.get_parameter(weight), other.get_parameter(weight))
     names = [f"LABEL_{i}" for i in range(5)]
     same = head_config(loaded.hf, "labels", names)
-    assert with_head(loaded.module, loaded.hf, same, "labels", 7) is loaded.module
+    assert with_head(starting(loaded), same, "labels", 7).module is loaded.module
     with pytest.raises(triptych.errors.ConfigError, match="objective replaced trains one of electra"):
         head_config(loaded.hf, "replaced")
 

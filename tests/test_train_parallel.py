@@ -15,9 +15,9 @@ from parallel_cases import ALONE, largest_difference
 from parallel_processes import Mesh, Processes
 from training_objectives import DRAW
 from triptych.errors import ConfigError
+from triptych.train.parallel.parts import Holders
 from triptych.train.parallel.settings import ParallelSettings
 from triptych.train.parallel.start import check_mesh
-from triptych.train.parallel.whole_matrices import block_of
 
 RAGGED = [5, 17, 9, 30, 3, 4, 8, 2]  # with two ranks, 61 and 17 tokens
 BOUND = {"float64": 1e-12, "float32": 1e-6}
@@ -160,11 +160,11 @@ def test_a_mesh_that_does_not_fit(settings: ParallelSettings | None, processes: 
 def test_blocks_cover_a_matrix_once(shape: tuple[int, int], divided: int | None) -> None:
     """Also where there are fewer rows than processes, or not equally many for each."""
     seen = np.zeros(shape, dtype=int)
-    for tensor in range(2 if divided is not None else 1):
-        for shard in range(4):
-            block = block_of(shape, divided, (tensor, 2), (shard, 4))
-            assert seen[block.rows, block.columns].shape == block.shape
-            seen[block.rows, block.columns] += 1
+    holders = Holders(shard=4, tensor=2)
+    for holder in holders.once(divided):
+        block = holders.block(shape, divided, holder)
+        assert seen[block.ranges].shape == block.shape
+        seen[block.ranges] += 1
     assert (seen == 1).all()
 
 

@@ -1,8 +1,11 @@
 """Runs of several processes: checkpoints that any mesh resumes, errors, and a process that is lost."""
 
+import json
+import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +20,7 @@ from parallel_cases import ALONE, largest_difference, tables
 from parallel_processes import Mesh, Processes
 from triptych import load
 from triptych.train import Checkpoints
-from triptych.train.checkpoints import why_invalid
+from triptych.train.checkpoints import read_progress, why_invalid
 from triptych.train.new_recipe import toml
 
 TEXT = " ".join(f"{i} times {j} is {i * j}." for i in range(12) for j in range(12))
@@ -84,6 +87,25 @@ def test_what_cannot_be_parallel_is_refused_in_a_line(two: Processes, data: str,
         assert all(says in error and "\n" not in error for error in errors), errors
 
 
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_the_reference_of_preferences_is_divided_too(two: Processes, data: str, tmp_path: Path, mesh: Mesh) -> None:
+    """A model read from a directory, and a second one beside it that is not trained."""
+    alone(tables(data, str(tmp_path / "base"), None))
+    pairs = [{"prompt": f"{i} times 3 is ", "chosen": f"{3 * i}.", "rejected": f"{i} and {i}."} for i in range(16)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    recipe = {
+        "model": {"path": str(tmp_path / "base/model")}, "data": {"path": str(tmp_path / "pairs.jsonl")},
+        "objective": {"name": "preference"}, "optimizer": {"name": "adamw", "lr": 0.01},
+        "run": {"rows": 4, "length": 48, "steps": 4, "precision": "fp32"},
+    }  # fmt: skip
+    _, expected = alone(recipe)
+    names = ("replicate", "shard", "tensor")
+    _, losses = two.run("trained", mesh, recipe=recipe | {"parallel": dict(zip(names, mesh, strict=True))})
+    assert abs(expected[0] - math.log(2)) < 1e-6  # nothing is gained over the reference yet
+    assert abs(expected[-1] - math.log(2)) > 0.01
+    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-5
+
+
 # ---------------------------------------------------------------- as a user starts them
 
 
@@ -130,6 +152,35 @@ def test_processes_of_one_command(data: str, tmp_path: Path) -> None:
     assert Checkpoints(out).newest().step == 8
 
 
+@pytest.mark.heavy
+def test_two_nodes_on_one_machine(data: str, tmp_path: Path) -> None:
+    """torchrun twice, as docs/concepts/parallel.md says, on a mesh of 2 replicas and 2 parts of each layer; the losses
+    are those of one process."""
+    path = tmp_path / "run.toml"
+    write_recipe(path, tables(data, None, None))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    node = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend",
+        "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "-m", "triptych", "train",
+        str(path), "--out", str(tmp_path / "two"), "--set", "parallel.replicate=2", "--set", "parallel.tensor=2",
+    ]  # fmt: skip
+    nodes = [
+        subprocess.Popen(node, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
+        for _ in range(2)
+    ]
+    try:
+        errors = [one.communicate(timeout=300)[1] for one in nodes]
+    finally:
+        for one in nodes:
+            one.kill()
+    assert [one.returncode for one in nodes] == [0, 0], errors
+    progress, _ = read_progress(Checkpoints(tmp_path / "two").newest().path)
+    _, losses = alone(tables(data, None, (1, 1, 1)))
+    assert max(abs(a.loss - b) for a, b in zip(progress.history, losses, strict=True)) < 1e-5
+
+
 def children(process: int) -> list[int]:
     """The processes that a process started."""
     found = []
@@ -140,11 +191,14 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_lost_process_ends_the_run_with_its_name(data: str, tmp_path: Path, seed: int) -> None:
+def test_a_lost_process_ends_the_run_with_its_name(data: str, tmp_path: Path, seed: int, background: bool) -> None:
     draw = random.Random(seed)
     recipe, out = tmp_path / "run.toml", tmp_path / "out"
-    write_recipe(recipe, tables(data, str(out), (1, 2, 1), run={"steps": 100_000, "save_every": 0.00005}))
+    write_recipe(recipe, tables(data, str(out), (1, 2, 1), run={
+        "steps": 100_000, "save_every": 0.00005, "save_in_background": background,
+    }))  # fmt: skip
     training = subprocess.Popen(
         command(str(recipe), "--processes", "2"), stderr=subprocess.PIPE, text=True, env=environment()
     )

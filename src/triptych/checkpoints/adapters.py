@@ -36,6 +36,13 @@ class AdapterSettings:
 
 def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
     """Add an adapter that changes nothing yet.  Raises InputError as `Model.add_adapter`."""
+    factors = new_factors(module, settings)
+    with torch.inference_mode(False):
+        return attach(module, factors, float(settings.dropout))
+
+
+def new_factors(module: Transformer, settings: AdapterSettings) -> dict[str, LoraFactors]:
+    """The factors of an adapter that changes nothing yet, by slot.  Raises InputError as `Model.add_adapter`."""
     integer("rank", settings.rank, 1)
     tiny, huge, below_one = sys.float_info.min, sys.float_info.max, math.nextafter(1, 0)
     number("alpha", settings.alpha, tiny, huge, "finite and above 0: with 0 nothing would be trained")
@@ -54,11 +61,10 @@ def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
     if settings.dora:
         check_whole_matrices(module.spec, [slot for group in groups for slot in group])
     with torch.inference_mode(False):
-        factors = fresh_factors(
+        return fresh_factors(
             module, groups, settings.rank, float(settings.alpha), settings.seed, dora=settings.dora,
             rank_stabilized=settings.rank_stabilized,
         )  # fmt: skip
-        return attach(module, factors, float(settings.dropout))
 
 
 def save_adapter(

@@ -6,8 +6,8 @@ left over, is decided by `plan` in mapping/tensor_plan.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,8 +17,8 @@ from triptych import families
 from triptych.errors import CheckpointError, InputError, first_line, nearest, shown
 from triptych.mapping import names_in
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
-from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading
-from triptych.nn.packed_weight import PackedWeight, dense, gathered
+from triptych.nn import LoraFactors, Transformer, empty, fill
+from triptych.nn.packed_weight import PackedWeight, dense
 from triptych.nn.part import Module
 from triptych.spec import ModelSpec
 from . import LoadedTensor, LoadReport, Source
@@ -101,52 +101,95 @@ def read_weights(
     dequantize: bool = True,
     packer: WeightPacker | None = None,
 ) -> tuple[Transformer, LoadReport]:
-    """The module of `spec` with every parameter read from `source`, tensor by tensor; `nn.finish_loading` restores the
-    ties between them.  What the reference of its family never trains (`Family.fixed`) needs no gradient.
+    """The module of `spec` filled with the `StoredWeights` of `source`, whose arguments these are, and the report."""
+    module = empty(spec)
+    weights = StoredWeights(module, source, dtype, device, ignore, dequantize=dequantize, packer=packer)
+    return fill(module, weights), weights.report()
+
+
+class StoredWeights(Iterable[tuple[str, Tensor]]):
+    """The weights in `source` of a module on the meta device, read one after another by each iteration.  What the
+    reference of its family never trains (`Family.fixed`) needs no gradient in the module from now on.
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
     packed matrices of a file stay packed where their slot can use them so: those of a GGUF file in its blocks, or with
     a `packer`, which AWQ and GPTQ need, in the layout that it gives them.  A `packer` packs matrices of plain numbers
     too.
-    Raises CheckpointError for a tensor that is missing, left over, of the wrong shape or type, or unequal to its tie,
-    and InputError for a dtype or a device that cannot be used.
+    The constructor and the iteration raise CheckpointError for a tensor that is missing, left over, of the wrong shape
+    or type, or unequal to its tie, and InputError for a dtype or a device that cannot be used.
     """
-    dtype, device = compute_dtype(dtype), usable_device(device)
-    plan = _checked_plan(spec, source, ignore)
-    module, loaded, notes = empty(spec), [], list[str]()
-    instead = _instead_of_fp16(spec, device)
-    for step in plan.loads:
-        info = source.infos[step.source]
-        weights = None if dequantize or step.duplicate else _packed(module, step, source, dtype, packer)
-        if weights is None:
-            stored = source.read(step.source, None if instead is not None and dtype == torch.float16 else dtype)
-            if dtype is None and device.type == "cpu" and stored.dtype == torch.float16:
-                stored = stored.float()  # fp16 arithmetic on a CPU is several times slower than fp32
-            elif instead is not None and torch.float16 in (dtype, stored.dtype):
-                stored = stored.to(instead)
-                name = str(instead).removeprefix("torch.")
-                notes.append(f"{spec.family} overflows fp16, so its weights are loaded in {name}")
-            if stored.dtype not in DTYPES.values():
-                problem = f"{step.source} is stored as {info.dtype}, in which nothing is computed"
-                raise CheckpointError(f"{info.file}: {problem}; load with dtype='bfloat16'")
-            weights = step.to_ours(stored)
-            if packer is not None and not step.duplicate:
-                weights = {name: _repacked(module, packer, name, weight) for name, weight in weights.items()}
-        op = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
-        for name, weight in weights.items():
-            if not step.duplicate:
-                packed = isinstance(weight, PackedWeight)
-                assign(module, name, weight.to(device) if packed else weight.to(device).contiguous())
-            else:
-                _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
-            loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
-    notes += [] if packer is None else packer.notes
-    finish_loading(module)
-    for name in families.find(spec.family).fixed & spec.shapes().keys():
-        module.get_parameter(name).requires_grad_(False)
-    summary = "" if packer is None else packer.packed
-    return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(dict.fromkeys(notes)), summary)
+
+    def __init__(
+        self,
+        module: Transformer,
+        source: Source,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str = "cpu",
+        ignore: Sequence[str] = (),
+        *,
+        dequantize: bool = True,
+        packer: WeightPacker | None = None,
+    ) -> None:
+        self.module, self.source, self.dequantize, self.packer = module, source, dequantize, packer
+        self.dtype, self.device = compute_dtype(dtype), usable_device(device)
+        self.plan = _checked_plan(module.spec, source, ignore)
+        self._instead = _instead_of_fp16(module.spec, self.device)
+        self._loaded: list[LoadedTensor] = []
+        self._notes: list[str] = []
+        for name in families.find(module.spec.family).fixed & module.spec.shapes().keys():
+            module.get_parameter(name).requires_grad_(False)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        self._loaded, self._notes = [], []
+        first: dict[str, TensorLoad] = {}  # that of each parameter which is no duplicate
+        for step in self.plan.loads:
+            info = self.source.infos[step.source]
+            weights = None if self.dequantize or step.duplicate else self._packed(step)
+            if weights is None:
+                weights = self._plain(step)
+                if self.packer is not None and not step.duplicate:
+                    weights = {
+                        name: _repacked(self.module, self.packer, name, weight) for name, weight in weights.items()
+                    }
+            op = "+".join(type(op).__name__.lower() for op in step.ops) or "copy"
+            for name, weight in weights.items():
+                if step.duplicate:
+                    _check_equal(step.source, name, weight, self._plain(first[name])[name], self.source)
+                else:
+                    first[name] = step
+                    packed = isinstance(weight, PackedWeight)
+                    yield name, weight.to(self.device) if packed else weight.to(self.device).contiguous()
+                self._loaded.append(
+                    LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op)
+                )
+
+    def report(self) -> LoadReport:
+        """What the last iteration read."""
+        packer = self.packer
+        notes = dict.fromkeys([*self._notes, *([] if packer is None else packer.notes)])
+        summary = "" if packer is None else packer.packed
+        return LoadReport(tuple(self._loaded), dict(self.module.spec.ties), self.plan.ignored, tuple(notes), summary)
+
+    def _packed(self, step: TensorLoad) -> dict[str, Tensor] | None:
+        return _packed(self.module, step, self.source, self.dtype, self.packer)
+
+    def _plain(self, step: TensorLoad) -> dict[str, Tensor]:
+        """The weights of one stored tensor as plain numbers."""
+        dtype, instead = self.dtype, self._instead
+        stored = self.source.read(step.source, None if instead is not None and dtype == torch.float16 else dtype)
+        if dtype is None and self.device.type == "cpu" and stored.dtype == torch.float16:
+            stored = stored.float()  # fp16 arithmetic on a CPU is several times slower than fp32
+        elif instead is not None and torch.float16 in (dtype, stored.dtype):
+            stored = stored.to(instead)
+            name = str(instead).removeprefix("torch.")
+            self._notes.append(f"{self.module.spec.family} overflows fp16, so its weights are loaded in {name}")
+        if stored.dtype not in DTYPES.values():
+            info = self.source.infos[step.source]
+            problem = f"{step.source} is stored as {info.dtype}, in which nothing is computed"
+            raise CheckpointError(f"{info.file}: {problem}; load with dtype='bfloat16'")
+        weights: dict[str, Tensor] = step.to_ours(stored)
+        return weights
 
 
 def _packed(
@@ -223,15 +266,25 @@ def _check_equal(stored: str, name: str, value: Tensor, parameter: Tensor, sourc
 def to_checkpoint(
     module: Transformer, hf: Mapping[str, Any] | None
 ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any]]:
-    """Tensors under their HF names, one at a time, and the `config.json` to write beside them.
+    """Tensors under their HF names, one at a time, and the `config.json` to write beside them."""
+    makers = stored_tensors(module.spec, hf, DetachedWeights(module))
+    return ((name, make()) for name, make in makers.items()), stored_config(module, hf)
 
-    A model that came with an HF config is written back with it; one made from parts saves its spec.
-    """
-    parameters = DetachedWeights(module)
-    dtype = {"dtype": str(module.dtype).removeprefix("torch.")}
+
+def stored_tensors(
+    spec: ModelSpec, hf: Mapping[str, Any] | None, parameters: Mapping[str, Tensor]
+) -> dict[str, Callable[[], Tensor]]:
+    """What makes each stored tensor of `parameters`, by its name in a file: that of the HF config `hf` which the model
+    came with, or without one, of a model made from parts, the parameter's own."""
     if hf is None:
-        return ((name, parameters[name]) for name in module.spec.shapes()), families.to_config(module.spec) | dtype
-    return ((step.source, step.to_source(parameters)) for step in families.save_plan(module.spec)), {**hf, **dtype}
+        return {name: partial(parameters.__getitem__, name) for name in spec.shapes()}
+    return {step.source: partial(step.to_source, parameters) for step in families.save_plan(spec)}
+
+
+def stored_config(module: Transformer, hf: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The `config.json` of a model: `hf`, or of one made from parts its spec."""
+    dtype = {"dtype": str(module.dtype).removeprefix("torch.")}
+    return (families.to_config(module.spec) if hf is None else dict(hf)) | dtype
 
 
 class ModelParameters(Mapping[str, Tensor]):
@@ -286,7 +339,7 @@ class DetachedWeights(ModelParameters):
         return file.blocks(name) if file is not None and name in file and file.stored_as(name) == kind else None
 
     def __getitem__(self, name: str) -> Tensor:
-        return dense(gathered(self._by_name[name].detach()))
+        return dense(self._by_name[name].detach())
 
 
 class StoredParameters(ModelParameters):

@@ -13,10 +13,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.files import writable_name
@@ -25,8 +26,25 @@ from .safetensors import DTYPES, INDEX_SUFFIX
 from .source import is_plain_name, read_json
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+
+@runtime_checkable
+class TensorForm(Protocol):
+    """What of a tensor is known before it is made."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=TensorForm)
 
 _WRITTEN: set[Path] = set()  # the temporary directories that this process writes into
 _WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"  # what files of weights are called
@@ -37,13 +55,40 @@ _BESIDE = r"""(?x)(special_tokens_map|added_tokens|modules|sentence_bert_config|
 |(source|target|spm|spiece|sentencepiece\.bpe)\.(spm|model)"""
 
 
+@dataclass(frozen=True, eq=False)
+class DeferredTensor:
+    """A tensor that is made when its turn to be written comes.
+
+    like   a tensor of its shape and dtype, on the meta device.
+    make   gives the tensor.
+    """
+
+    like: Tensor
+    make: Callable[[], Tensor]
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return self.like.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.like.nbytes
+
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+
 def write_directory(
     path: str | Path,
-    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor | DeferredTensor]],
     config: Mapping[str, Any],
     files: Mapping[str, bytes | str] | None = None,
     metadata: Mapping[str, str] | None = None,
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
     names: tuple[str, str] = ("model.safetensors", "config.json"),
     keep: bool = True,
 ) -> None:
@@ -56,7 +101,7 @@ def write_directory(
     """
     path = check_directory(path)
     recover(path)
-    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    pairs: Iterable[tuple[str, Tensor | DeferredTensor]] = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _temporary_directory_near(path) as temporary:
         _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes, names[0])
         _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
@@ -192,13 +237,28 @@ def _remove_leftovers(path: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """One safetensors file, streamed: one tensor at a time is copied to the CPU and made contiguous where needed."""
+def written_in_order(
+    tensors: Iterable[tuple[str, DeferredTensor]], max_shard_bytes: int = MAX_SHARD_BYTES
+) -> list[tuple[str, DeferredTensor]]:
+    """The tensors in the order in which `write_directory` makes them."""
+    return [(name, shard[name]) for shard in _shards(tensors, max_shard_bytes) for name in _file_order(shard)]
+
+
+def _file_order(tensors: Mapping[str, T]) -> list[str]:
+    """Widest first, so that with a header of a multiple of eight bytes every tensor starts on a multiple of its element
+    size."""
+    return sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+
+
+def write_safetensors(
+    file: BinaryIO, tensors: Mapping[str, Tensor | DeferredTensor], metadata: Mapping[str, str]
+) -> None:
+    """One safetensors file, streamed: one tensor at a time is made, copied to the CPU and made contiguous where
+    needed."""
     import torch
 
     spelling = {name: ours for ours, name in DTYPES.items()}
-    # Widest first, and the header padded to eight bytes: every tensor starts on a multiple of its element size.
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    order = _file_order(tensors)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in order:
@@ -212,11 +272,17 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
-        file.write(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        tensor = tensors[name]
+        numbers = tensor.make() if isinstance(tensor, DeferredTensor) else tensor
+        file.write(numbers.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _write_weights(
-    directory: Path, pairs: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str], limit: int, single: str
+    directory: Path,
+    pairs: Iterable[tuple[str, Tensor | DeferredTensor]],
+    metadata: Mapping[str, str],
+    limit: int,
+    single: str,
 ) -> None:
     """Shards of at most `limit` bytes (a larger tensor has one to itself); one shard is called `single`, and needs no
     index."""
@@ -239,9 +305,9 @@ def _write_weights(
     _write_file(directory, "model" + INDEX_SUFFIX, json.dumps(index, indent=2) + "\n")
 
 
-def _shards(pairs: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
+def _shards(pairs: Iterable[tuple[str, T]], limit: int) -> Iterator[dict[str, T]]:
     """At least one shard, in the order of `pairs`."""
-    shard: dict[str, Tensor] = {}
+    shard: dict[str, T] = {}
     size = 0
     for name, tensor in pairs:
         if name in shard or (shard and size + tensor.nbytes > limit):  # the caller refuses a repeated name

@@ -4,16 +4,27 @@ from triptych.migration_hints import answer_for
 from .attention_states import Context
 from .heads import LMHead, Pooling
 from .inputs import InputRow, flat
-from .lora import LoraFactors, LoraLinear, attach, detach, factors_of, fresh_factors, without_adapter
+from .lora import LoraFactors, LoraLinear, attach, detach, factors_of, fresh_factors, with_factors, without_adapter
 from .part import NO_TAPS, Module, Taps, assign, build
 from .stack import Block, Stack
-from .transformer import Adapter, Batch, Transformer, empty, finish_loading, new
+from .transformer import (
+    Adapter,
+    Batch,
+    NamedWeights,
+    Transformer,
+    check_weights_fit,
+    empty,
+    fill,
+    finish_loading,
+    initial_weights,
+    new,
+)
 
 __all__ = [
     "NO_TAPS", "Adapter", "Batch", "Block", "Context", "InputRow", "LMHead", "LoraFactors", "LoraLinear",
-    "Module", "Pooling", "Stack", "Taps", "Transformer",
-    "assign", "attach", "build", "detach", "empty", "factors_of", "finish_loading", "flat", "fresh_factors", "new",
-    "without_adapter",
+    "Module", "NamedWeights", "Pooling", "Stack", "Taps", "Transformer",
+    "assign", "attach", "build", "check_weights_fit", "detach", "empty", "factors_of", "fill", "finish_loading", "flat",
+    "fresh_factors", "initial_weights", "new", "with_factors", "without_adapter",
 ]  # fmt: skip
 
 answer_for(__name__)

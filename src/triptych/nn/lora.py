@@ -17,7 +17,7 @@ from triptych.arguments import checked
 from triptych.errors import InputError
 from .linear import Linear
 from .packed_weight import dense, rows
-from .transformer import Adapter, Transformer
+from .transformer import Adapter, NamedWeights, Transformer
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ def fresh_factors(
 ) -> dict[str, LoraFactors]:  # fmt: skip
     """Factors for the slots of `groups`, those of a group with one `down`: `up` is 0, so that the model is as before,
     and `down` uniform within ±1/sqrt(inputs), from `seed` and the order of the slots; with `dora` with the norms of the
-    rows that are there."""
+    rows that are there (on the meta device where those are, for `with_factors` to compute)."""
     random = torch.Generator().manual_seed(seed)
     factors: dict[str, LoraFactors] = {}
     for group in groups:
@@ -201,6 +201,23 @@ def fresh_factors(
             norms = row_norms(dense(_linear(module, slot).weight).float()) if dora else None
             factors[slot] = LoraFactors(down, up, alpha, norms, rank_stabilized)
     return factors
+
+
+def with_factors(
+    weights: NamedWeights, factors: Mapping[str, LoraFactors], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """`weights`, and then the parameters of `factors` in `dtype`; norms on the meta device are those of the rows of
+    the weights that went before."""
+    norms: dict[str, Tensor] = {}
+    for name, value in weights:
+        one = factors.get(name.removesuffix(".weight"))
+        if one is not None and one.magnitude is not None and one.magnitude.is_meta:
+            norms[name.removesuffix(".weight")] = row_norms(dense(value).float())
+        yield name, value
+    for slot, one in factors.items():
+        for leaf, factor in (("down", one.down), ("up", one.up), ("magnitude", norms.get(slot, one.magnitude))):
+            if factor is not None:
+                yield f"{slot}.{leaf}", factor.detach().to(dtype, copy=True)
 
 
 @checked

@@ -4,20 +4,20 @@ new one (`new`)."""
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from triptych import machine, ops
 from triptych.arguments import checked
 from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput, KVCache, Rows, sinusoidal
 from triptych.attention.rows import FlatBatch
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.ops.noise import DECODER, ENCODER
 from triptych.spec import ModelSpec
 from triptych.spec.norms import LayerNormSpec, RMSNormSpec
@@ -241,6 +241,49 @@ def empty(model: ModelSpec) -> Transformer:
     return module
 
 
+#: The weights of a model by name, one after another, so that all of them need never be in memory together.
+NamedWeights = Iterable[tuple[str, Tensor]]
+
+
+@checked
+def fill(module: Transformer, weights: NamedWeights) -> Transformer:
+    """Put `weights`, dense or packed, into the slots of a module on the meta device, each into all that share it, and
+    return the module.  What it does not train stays so.
+
+    Raises InputError for a weight that the module does not have, of another shape, or that is missing.
+    """
+    slots: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for part in module.modules():
+        for leaf, parameter in part._parameters.items():
+            if parameter is not None:
+                slots[parameter].append((part, leaf))
+    for pair in weights:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(f"fill() takes pairs of a name and a weight, not {shown(pair)}")
+        name, value = pair
+        before = _slot(module, name, value)
+        assign(module, name, value)
+        after = module.get_parameter(name)
+        after.requires_grad_(after.requires_grad and before.requires_grad)
+        for owner, leaf in slots[before]:
+            owner.register_parameter(leaf, after)
+    if left := [name for name, parameter in module.named_parameters() if parameter.is_meta]:
+        raise InputError(f"the weights of this {module.spec.family} model lack {left[0]}")
+    return finish_loading(module)
+
+
+def _slot(module: Transformer, name: object, value: object) -> nn.Parameter:
+    """What `value` takes the place of.  Raises InputError where it does not fit."""
+    try:
+        slot = module.get_parameter(str(name))
+    except AttributeError:
+        raise InputError(f"a {module.spec.family} model has no weight {shown(name)}") from None
+    if not isinstance(value, Tensor) or value.shape != slot.shape:
+        what = list(value.shape) if isinstance(value, Tensor) else shown(value)
+        raise InputError(f"the weight {name} of this {module.spec.family} model is {list(slot.shape)}, not {what}")
+    return slot
+
+
 def finish_loading(module: Transformer) -> Transformer:
     """After every stored parameter was assigned: restore the ties, evaluation mode, nothing left on meta."""
     tie(module, module.spec.ties)
@@ -260,18 +303,33 @@ def finish_loading(module: Transformer) -> Transformer:
 
 @checked
 def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:
-    """A fresh model: normal weights of `init_std`, those that write to the residual stream divided by
-    sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0.
+    """A fresh model, whose weights are `initial_weights`.
+
+    Raises InputError where they do not fit into the memory that is free.
+    """
+    check_weights_fit(model, dtype)
+    return fill(empty(model), initial_weights(model, seed, dtype))
+
+
+@checked
+def check_weights_fit(model: ModelSpec, dtype: torch.dtype = torch.float32, processes: int = 1) -> None:
+    """Raises InputError where the weights, divided among so many processes, do not fit into the memory that is free."""
+    needed = dtype.itemsize * sum(map(math.prod, model.shapes().values())) // processes
+    free = machine.free_memory()
+    if free is not None and needed > free:
+        raise InputError(f"this {model.family} model needs {needed:,} bytes for its weights, and {free:,} are free")
+
+
+@checked
+def initial_weights(
+    model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a fresh model, one after another: normal ones of `init_std`, those that write to the residual
+    stream divided by sqrt(number of sublayers) (Radford et al. 2019), norms 1, biases 0.
 
     A learned position table begins as sinusoids: from noise, attention must first find out which places are near each
     other, and a small BERT spends its first minutes on that alone (docs/log.md).
-
-    Raises InputError where the weights do not fit into the memory that is free.
     """
-    needed, free = dtype.itemsize * sum(map(math.prod, model.shapes().values())), machine.free_memory()
-    if free is not None and needed > free:
-        raise InputError(f"this {model.family} model needs {needed:,} bytes for its weights, and {free:,} are free")
-    module = empty(model)
     random = torch.Generator().manual_seed(seed)
     for name, part in model.walk():
         for leaf, shape in part.tensors().items():
@@ -292,8 +350,7 @@ def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
                     .normal_(0, _std(model, name, part), generator=random)
                     .to(dtype)
                 )
-            assign(module, full, value)
-    return finish_loading(module)
+            yield full, value
 
 
 def _std(model: ModelSpec, name: str, part: object) -> float:

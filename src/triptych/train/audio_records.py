@@ -21,7 +21,7 @@ from triptych.checkpoints.source import json_object
 from triptych.errors import ConfigError, InputError
 from triptych.media import audio
 from triptych.nn import Transformer
-from triptych.spec import FramesSpec
+from triptych.spec import FramesSpec, ModelSpec
 from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from . import metrics
 from .data import EpochRows
@@ -158,7 +158,7 @@ class TranscriptTask(ObjectiveTask):
         self.words = with_whisper_tokens(tokenizer)
         return self.words
 
-    def new(self, hf: Config) -> tuple[Transformer, Config]:
+    def new(self, hf: Config) -> tuple[ModelSpec, Config]:
         tokens = WhisperTokens.of(self.tokenizer, {}, self.tokenizer.vocab_size)
         start, end = tokens.start, tokens.end
         return super().new(hf | {"decoder_start_token_id": start, "bos_token_id": end, "eos_token_id": end})

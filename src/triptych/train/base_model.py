@@ -7,19 +7,22 @@ adapter alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from triptych.checkpoints import open_source
+import torch
+
+from triptych.checkpoints import Source, open_source
 from triptych.checkpoints.adapter_files import adapter_base, read_adapter
 from triptych.checkpoints.adapters import check_base
 from triptych.checkpoints.convert import files_beside
 from triptych.checkpoints.header import read_header
-from triptych.checkpoints.load_weights import read_weights, stores_packed
+from triptych.checkpoints.load_weights import StoredWeights, WeightPacker, stores_packed
 from triptych.errors import ConfigError, TextError
-from triptych.nn import Transformer, attach
+from triptych.nn import LoraFactors, NamedWeights, Transformer, attach, empty, fill, with_factors
 from triptych.quantize import packing_for
+from triptych.spec import ModelSpec
 from triptych.text import Tokenizer
 from .settings import BelowOne, Config, Positive, Rate, RecipeSection
 
@@ -36,13 +39,24 @@ class BaseSettings(RecipeSection):
 
 @dataclass(frozen=True, eq=False)
 class StartingModel:
-    """Module in fp32, tokenizer (None of a model that reads no text) and HF config of an existing model; `files` are
-    those that its copies carry beside weights and config: the tokenizer's, how texts end, how images are prepared."""
+    """Module, tokenizer (None of a model that reads no text) and HF config of a model to be trained, in fp32.
+
+    files     what its copies carry beside weights and config: the tokenizer's, how texts end, how images are prepared.
+    weights   what `Ranks.distribute` fills the module with, which is on the meta device; None where it is filled.
+    """
 
     module: Transformer
     tokenizer: Tokenizer | None
     hf: Config
     files: Mapping[str, bytes]
+    weights: NamedWeights | None
+
+    def with_adapter(self, factors: Mapping[str, LoraFactors], dropout: float) -> StartingModel:
+        """This model with an adapter of these factors."""
+        attach(self.module, factors, dropout)
+        if self.weights is None:
+            return self
+        return replace(self, weights=with_factors(self.weights, factors, torch.float32))
 
 
 def read_base(settings: BaseSettings, *, packed: bool = False) -> StartingModel:
@@ -62,8 +76,19 @@ def read_base(settings: BaseSettings, *, packed: bool = False) -> StartingModel:
     if tokenizer is None and header.spec.vocab:
         raise TextError(f"{settings.path} has no tokenizer, so texts cannot be read; add its tokenizer.json")
     packing = packing_for(source, dequantize=None if packed and not settings.dequantize else True)
-    module, _ = read_weights(header.spec, source, dequantize=packing.dequantize, packer=packing.packer)
-    return StartingModel(module.float(), tokenizer, header.hf, files_beside(header))
+    module, weights = unfilled(header.spec, source, dequantize=packing.dequantize, packer=packing.packer)
+    if stores_packed(source) and not packing.dequantize:  # packed weights are not divided among processes
+        return StartingModel(fill(module, weights), tokenizer, header.hf, files_beside(header), None)
+    return StartingModel(module, tokenizer, header.hf, files_beside(header), weights)
+
+
+def unfilled(
+    spec: ModelSpec, source: Source, *, dequantize: bool = True, packer: WeightPacker | None = None
+) -> tuple[Transformer, NamedWeights]:
+    """The module of `spec` on the meta device, and the weights of `source` in fp32, each read when its turn comes."""
+    module = empty(spec)
+    stored = StoredWeights(module, source, dequantize=dequantize, packer=packer)
+    return module, ((name, weight.float()) for name, weight in stored)
 
 
 class AdapterRecipe(RecipeSection):
@@ -95,5 +120,4 @@ def with_saved_adapter(base: BaseSettings, settings: AdapterRecipe, checkpoint: 
     _, digest = adapter_base(checkpoint)
     check_base(base.path, digest, checkpoint)
     model = read_base(base, packed=True)
-    attach(model.module, read_adapter(checkpoint, model.module.spec).factors, settings.dropout)
-    return model
+    return model.with_adapter(read_adapter(checkpoint, model.module.spec).factors, settings.dropout)

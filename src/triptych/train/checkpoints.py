@@ -22,38 +22,42 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import safetensors.torch
-from pydantic import Field, ValidationError
-from torch import Tensor
+from pydantic import ValidationError
 
-from triptych.checkpoints import atomic_write, local_path, open_source, read_json, write_directory
+from triptych.checkpoints import atomic_write, open_source, read_json
 from triptych.checkpoints.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
-from triptych.checkpoints.adapters import save_adapter
 from triptych.checkpoints.header import BESIDE, read_header
-from triptych.checkpoints.load_weights import read_weights, to_checkpoint
+from triptych.checkpoints.load_weights import read_weights
 from triptych.checkpoints.locate import ADAPTER_CONFIG
 from triptych.checkpoints.save import put_in_place, sync_directory, target_of
 from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
-from .loop import Progress, StepRecord, Trainer
+from .base_model import StartingModel, unfilled
+from .checkpoint_content import (
+    OPTIMIZER,
+    STATE,
+    TRAIN_STATE,
+    CheckpointContent,
+    SavedState,
+    WholeNumber,
+    of_disk,
+)
+from .loop import Progress, Trainer
 from .optimizer import Optimizer
-from .ranks import Ranks
-from .settings import Config, NonNegative, RecipeSection
+from .ranks import Messages, Ranks
+from .settings import Config, RecipeSection
 
 S = TypeVar("S", bound=RecipeSection)
-WholeNumber = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(building|broken|old)")
-_TRAIN_STATE = "train_state"
-_STATE, _OPTIMIZER = f"{_TRAIN_STATE}/state.json", f"{_TRAIN_STATE}/optimizer.safetensors"
-_MANIFEST = f"{_TRAIN_STATE}/manifest.json"
+_MANIFEST = f"{TRAIN_STATE}/manifest.json"
 MODEL = "model"
 _MODEL_ASIDE = (f".{MODEL}.building", f".{MODEL}.old")  # where it is built, and where the one before it is until then
 
@@ -85,38 +89,17 @@ class Checkpoints:
 
         Raises CheckpointError, and leaves the checkpoints before it intact.
         """
-        path = self.directory / f"step-{trainer.at.step:08}"
-        state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
-        content = CheckpointContent(
-            trainer, hf, tokenizer, recipe, files or {}, json.dumps(state.model_dump(), allow_nan=False)
-        )
-        if trainer.ranks.count > 1:
-            self._save_together(path, content)
-            return path
-        try:
-            build = self._begin(path)
-            if build is not None:
-                content.write(build, {_OPTIMIZER: safetensors.torch.save(trainer.optimizer.state())})
-            self._end(build, path)
-        except OSError as error:
-            raise _not_written(path, error) from None
+        return self.write(CheckpointContent.of(trainer, hf, tokenizer, recipe, files or {}))
+
+    def write(self, content: CheckpointContent, messages: Messages | None = None) -> Path:
+        """`save` of what `content` holds, in which the processes of a run exchange `messages`."""
+        path, build = self.directory / f"step-{content.step:08}", list[Path | None]()
+        messages = messages or content.ranks
+        messages.on_first(of_disk(path, lambda: build.append(self._begin(path))))
+        if messages.any(messages.index == 0 and build != [None]):
+            content.write(self._build(path), messages)
+        messages.on_first(of_disk(path, lambda: self._end(build[0], path)))
         return path
-
-    def _save_together(self, path: Path, content: CheckpointContent) -> None:
-        """`save` of several processes: rank 0 writes the model and what belongs to it, all write the optimizer."""
-        from .parallel.checkpoints import write_optimizer
-
-        ranks, optimizer, build = content.trainer.ranks, content.trainer.optimizer, list[Path | None]()
-
-        def begin() -> None:
-            build.append(self._begin(path))
-
-        ranks.on_first(_of_disk(path, begin))
-        if ranks.any(build != [None] and ranks.index == 0):
-            empty = {} if optimizer.state() else {_OPTIMIZER: safetensors.torch.save({})}
-            content.write_together(self._build(path), empty)
-            write_optimizer(ranks, optimizer, self._build(path) / _TRAIN_STATE)
-        ranks.on_first(_of_disk(path, lambda: self._end(build[0], path)))
 
     def _build(self, path: Path) -> Path:
         """Where the checkpoint `path` is built."""
@@ -224,84 +207,16 @@ class Checkpoints:
         """Put the files of `checkpoint` but its `train_state` in place of those in `model/`."""
         build = self.directory / _MODEL_ASIDE[0]
         shutil.copytree(
-            checkpoint, build, ignore=lambda folder, _: [_TRAIN_STATE] if Path(folder) == checkpoint else [],
+            checkpoint, build, ignore=lambda folder, _: [TRAIN_STATE] if Path(folder) == checkpoint else [],
             copy_function=_link_or_copy,
         )  # fmt: skip
         put_in_place(build, self.model)
-
-
-@dataclass(frozen=True, eq=False)
-class CheckpointContent:
-    """What a checkpoint holds beside the optimizer's state; `state` is the text of `state.json`."""
-
-    trainer: Trainer
-    hf: Mapping[str, Any] | None
-    tokenizer: Tokenizer | None
-    recipe: Mapping[str, Any]
-    files: Mapping[str, bytes]
-    state: str
-
-    def _beside(self, files: Mapping[str, bytes | str]) -> dict[str, bytes | str]:
-        """The files beside weights and config, of which an adapter has no tokenizer."""
-        adapter = self.trainer.module.lora_adapter is not None
-        words = {} if self.tokenizer is None or adapter else self.tokenizer.files()
-        return {**words, **({} if adapter else self.files), _STATE: self.state, **files}
-
-    def write(self, build: Path, files: Mapping[str, bytes | str]) -> None:
-        """Write the directory `build`, with `files`."""
-        if self.trainer.module.lora_adapter is not None:
-            save_adapter(build, self.trainer.module, local_path(self.recipe["model"]["path"]), self._beside(files))
-        else:
-            write_directory(build, *to_checkpoint(self.trainer.module, self.hf), self._beside(files))
-
-    def write_together(self, build: Path, files: Mapping[str, bytes | str]) -> None:
-        """`write`, called by every process of the run."""
-        from .parallel.checkpoints import WRITTEN_AT_ONCE, whole_factors, write_tensors
-
-        module, ranks, beside = self.trainer.module, self.trainer.ranks, self._beside(files)
-        if module.lora_adapter is not None:
-            base, factors = local_path(self.recipe["model"]["path"]), whole_factors(module)
-            ranks.on_first(_of_disk(build, lambda: save_adapter(build, module, base, beside, factors)))
-            return
-        tensors, config = to_checkpoint(module, self.hf)
-
-        def write(pairs: Iterable[tuple[str, Tensor]]) -> None:
-            write_directory(build, pairs, config, beside, max_shard_bytes=WRITTEN_AT_ONCE)
-
-        write_tensors(ranks, tensors, write)
-
-
-def _not_written(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"cannot write {path}: {error.strerror or error}; older checkpoints are intact")
-
-
-def _of_disk(path: Path, function: Callable[[], object]) -> Callable[[], None]:
-    """`function`, whose OSError is a CheckpointError."""
-
-    def run() -> None:
-        try:
-            function()
-        except OSError as error:
-            raise _not_written(path, error) from None
-
-    return run
 
 
 class Manifest(RecipeSection):
     """Size in bytes and SHA-256 of every file of a checkpoint but the manifest itself, by its name."""
 
     files: dict[str, tuple[WholeNumber, str]]
-
-
-class SavedState(RecipeSection):
-    """`train_state/state.json`: the fields of `Progress`, and the recipe."""
-
-    version: Literal[1] = 1
-    step: WholeNumber
-    elapsed: NonNegative
-    tokens: WholeNumber
-    history: list[StepRecord]
-    recipe: Config
 
 
 def why_invalid(path: Path) -> str | None:
@@ -312,7 +227,7 @@ def why_invalid(path: Path) -> str | None:
     except CheckpointError as error:
         return str(error)
     named = _NAME.fullmatch(path.name)
-    return f"{path / _STATE} is of step {progress.step}" if named and int(named[1]) != progress.step else None
+    return f"{path / STATE} is of step {progress.step}" if named and int(named[1]) != progress.step else None
 
 
 def _check_files(path: Path) -> None:
@@ -321,9 +236,9 @@ def _check_files(path: Path) -> None:
     listed = manifest.files.keys()
     adapter = ADAPTER_CONFIG in listed
     model = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if adapter else ("config.json",)
-    absent = [name for name in (*model, _STATE) if name not in listed]
-    if not fnmatch.filter(listed, f"{_TRAIN_STATE}/*.safetensors"):
-        absent.append(_OPTIMIZER)
+    absent = [name for name in (*model, STATE) if name not in listed]
+    if not fnmatch.filter(listed, f"{TRAIN_STATE}/*.safetensors"):
+        absent.append(OPTIMIZER)
     if not adapter and not fnmatch.filter(listed, "model*.safetensors"):
         absent.append("model.safetensors")
     if absent:
@@ -354,7 +269,7 @@ def read_progress(path: Path) -> tuple[Progress, Config]:
 
     Raises CheckpointError for a state that no run of this version writes.
     """
-    state = _validated(SavedState, path / _STATE, "cannot be resumed from")
+    state = _validated(SavedState, path / STATE, "cannot be resumed from")
     return Progress(state.step, state.elapsed, state.tokens, state.history), state.recipe
 
 
@@ -363,13 +278,13 @@ def restore_optimizer(path: Path, optimizer: Optimizer, ranks: Ranks) -> None:
 
     Raises CheckpointError where it does not fit.
     """
-    if ranks.count == 1 and (path / _OPTIMIZER).is_file():
-        source = open_source(path / _OPTIMIZER)
+    if ranks.count == 1 and (path / OPTIMIZER).is_file():
+        source = open_source(path / OPTIMIZER)
         optimizer.restore({name: source.read(name) for name in source.names})
         return
     from .parallel.optimizer_files import read
 
-    read(optimizer, path / _TRAIN_STATE, ranks)
+    read(optimizer, path / TRAIN_STATE, ranks)
 
 
 def read_model(path: Path) -> tuple[Transformer, Tokenizer | None, Config]:
@@ -380,6 +295,18 @@ def read_model(path: Path) -> tuple[Transformer, Tokenizer | None, Config]:
     assert header.source is not None
     module, _ = read_weights(header.spec, header.source)
     return module, from_directory(path) if module.spec.vocab else None, header.hf
+
+
+def read_checkpoint(path: Path) -> StartingModel:
+    """The model of a checkpoint, to be trained further.
+
+    Raises TextError where it reads text and has no tokenizer.
+    """
+    header = read_header(path)
+    assert header.source is not None
+    module, weights = unfilled(header.spec, header.source)
+    tokenizer = from_directory(path) if header.spec.vocab else None
+    return StartingModel(module, tokenizer, header.hf, read_files(path), weights)
 
 
 def _link_or_copy(source: str, target: str) -> None:

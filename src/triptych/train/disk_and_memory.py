@@ -113,7 +113,7 @@ def _memory_of_process(recipe: Recipe, spec: ModelSpec, packed: int | None, part
     """`recipe_memory` of one of the processes of the recipe's mesh."""
     mesh = recipe.parallel or ParallelSettings()
     rows = min(parts * mesh.readers, recipe.run.rows)
-    memory, holders = recipe_memory(recipe, spec, packed, rows), mesh.shard * mesh.tensor
+    memory, holders = recipe_memory(recipe, spec, packed, rows), mesh.holders
     weights, gradients, state = memory.weights, memory.gradients, memory.optimizer_state
     return replace(
         memory, weights=weights // holders, gradients=gradients // holders, optimizer_state=state // holders,
@@ -128,8 +128,12 @@ def check_step_memory(trainer: Trainer) -> None:
     """
     memory, free = next_step_memory(trainer), machine.free_on(trainer.device)
     there = memory.weights + sum(tensor.nbytes for tensor in trainer.optimizer.state().values())
-    if free is not None and memory.peak - there > free:
-        raise _refusal(memory, memory.peak - there, free, trainer.settings, None)
+    needed = memory.peak - there
+    if trainer.settings.save_in_background:
+        copied = memory.gradients if trainer.module.lora_adapter is not None else memory.weights
+        needed += copied + memory.optimizer_state
+    if free is not None and needed > free:
+        raise _refusal(memory, needed, free, trainer.settings, None)
 
 
 def next_step_memory(trainer: Trainer) -> TrainingMemory:

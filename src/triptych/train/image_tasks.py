@@ -25,7 +25,7 @@ from triptych.checkpoints.source import json_object
 from triptych.errors import ConfigError, InputError
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
-from triptych.spec import PatchesSpec
+from triptych.spec import ModelSpec, PatchesSpec
 from . import metrics
 from .data import check, groups, with_hidden_words
 from .evaluate import HeldOut, Score
@@ -176,12 +176,11 @@ class ImageLabelTask(LabelTask):
     reads = "image"
     also = ()
 
-    def new(self, hf: Config) -> tuple[Transformer, Config]:
-        module, config = super().new(hf)
-        slot = module.spec.reads.embed
-        assert isinstance(slot, PatchesSpec)
-        self.files = new_preprocessor(slot.image)
-        return module, config
+    def new(self, hf: Config) -> tuple[ModelSpec, Config]:
+        spec, config = super().new(hf)
+        assert isinstance(spec.reads.embed, PatchesSpec)
+        self.files = new_preprocessor(spec.reads.embed.image)
+        return spec, config
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         train, held_out = _images(self, module)
@@ -228,7 +227,7 @@ class CaptionTask(ObjectiveTask):
         self.train, self.held_out = read_split(recipe.data, ("image", "text"))
         self.texts = [record.text("text") for record in self.train]
 
-    def new(self, hf: Config) -> tuple[Transformer, Config]:
+    def new(self, hf: Config) -> tuple[ModelSpec, Config]:
         """A fresh model; the vocabulary is the decoder's, and the cross-attention need not be asked for."""
         if hf.get("model_type") != CAPTION_FAMILY or not isinstance(hf.get("decoder"), dict):
             wanted = f'model_type = "{CAPTION_FAMILY}" and the tables model.encoder and model.decoder'
@@ -237,12 +236,12 @@ class CaptionTask(ObjectiveTask):
         crossed = {"add_cross_attention": True, "is_decoder": True}
         config = {key: value for key, value in hf.items() if key != "vocab_size"} | {"is_encoder_decoder": True}
         config["decoder"] = vocab | crossed | hf["decoder"]
-        module, _ = super().new(config)
-        self.files = new_preprocessor(_patches(module).image)
-        return module, config
+        spec, _ = super().new(config)
+        self.files = new_preprocessor(_patches(spec).image)
+        return spec, config
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        _patches(module)
+        _patches(module.spec)
         words, start = self.tokenizer, module.spec.ids.start
         ends = [one for one in (*module.spec.ids.eos, words.eos_id, words.sep_id) if one is not None]
         assert start is not None
@@ -284,9 +283,8 @@ class HeldOutCaptions(HeldOut):
         return replace(score, metrics=figures, baselines={"commonest caption": self.guess})
 
 
-def _patches(module: Transformer) -> PatchesSpec:
+def _patches(spec: ModelSpec) -> PatchesSpec:
     """The input slot.  Raises ConfigError for a model that reads no images or writes no text."""
-    spec = module.spec
     if not isinstance(spec.reads.embed, PatchesSpec) or spec.layout != "encoder-decoder":
         raise ConfigError(f"objective captions trains models of the type {CAPTION_FAMILY}; this is a {spec.family}")
     return spec.reads.embed

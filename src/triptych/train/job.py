@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from triptych import machine
+from triptych import machine, nn
 from triptych.arguments import checked
-from triptych.checkpoints.adapters import AdapterSettings, add_adapter
+from triptych.checkpoints.adapters import AdapterSettings, new_factors
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.save import target_of
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted
@@ -23,7 +23,8 @@ from triptych.text import Tokenizer
 from .audio_records import TranscriptTask
 from .base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
 from .chat_task import ChatTask
-from .checkpoints import Checkpoints, read_files, read_model, read_progress, restore_optimizer
+from .checkpoint_writer import CheckpointWriter
+from .checkpoints import Checkpoints, read_checkpoint, read_progress, restore_optimizer
 from .contrastive import ContrastiveTask
 from .data import Windows
 from .disk_and_memory import DiskSpace, check_recipe_memory, check_step_memory
@@ -166,7 +167,7 @@ class Job:
                 on_step(event)
 
             def save(trainer: Trainer) -> None:
-                checkpoints.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
+                writer.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
 
             def stop() -> None:
                 trainer.stop()
@@ -174,12 +175,16 @@ class Job:
                     trainer.on_note("the run stops after this step and is saved; a second Ctrl-C stops it at once")
 
             trainer.on_save, trainer.on_step = save, logged
+            in_background = self.recipe.run.save_in_background
+            writer = held.enter_context(CheckpointWriter(checkpoints, trainer.stop, in_background=in_background))
             with on_signal(stop) as received:
                 trainer.run(until)
+                writer.wait()
                 stopped = trainer.ranks.any(bool(received))
                 finished = trainer.done >= 1.0 and checkpoints.exist()
                 if stopped or trainer.ranks.any(finished and not checkpoints.model.exists()):
                     save(trainer)
+                    writer.wait()
             if stopped:
                 raise Interrupted((*received, signal.SIGTERM)[0], trainer.at.step, Path(out))
 
@@ -233,8 +238,11 @@ def prepare(recipe: Recipe) -> Job:
             own = None if task.shards is None else task.shards.tokenizer()
             tokenizer = task.completed(own or tokenizer_of(recipe, recipe.tokenizer or "", task.texts))
             hf = completed_config(recipe, tokenizer)
-        module, hf = task.new(hf)
-        base = StartingModel(module, tokenizer, hf, task.files)
+        spec, hf = task.new(hf)
+        nn.check_weights_fit(spec, processes=1 if recipe.parallel is None else recipe.parallel.holders)
+        base = StartingModel(
+            nn.empty(spec), tokenizer, hf, task.files, nn.initial_weights(spec, recipe.run.seed)
+        )  # fmt: skip
     return _job(recipe, task, replace(base, files=task.saved_files(base.files)))
 
 
@@ -244,17 +252,15 @@ def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Starti
     Raises ConfigError for an adapter beside a head that the model does not have: its file holds no head.
     """
     if recipe.adapter is None:
-        base = read_base(settings)
-        module, hf = task.adapted(base.module, base.hf)
-        return replace(base, module=module, hf=hf)
+        return task.adapted(read_base(settings))
     if isinstance(task, HeadTask):
         raise ConfigError(
             f"objective {recipe.objective.name} trains a head, which the file of an adapter does not hold; leave "
             "adapter out, or train the head first"
         )
     base = read_base(settings, packed=True)
-    add_adapter(base.module, AdapterSettings(**recipe.adapter.model_dump(), seed=recipe.run.seed))
-    return base
+    factors = new_factors(base.module, AdapterSettings(**recipe.adapter.model_dump(), seed=recipe.run.seed))
+    return base.with_adapter(factors, recipe.adapter.dropout)
 
 
 @checked
@@ -278,7 +284,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         if recipe.adapter is not None and recipe.base is not None:
             base = with_saved_adapter(recipe.base, recipe.adapter, saved.path)
         else:
-            base = StartingModel(*read_model(saved.path), read_files(saved.path))
+            base = read_checkpoint(saved.path)
             if recipe.base is None:
                 base.module.requires_grad_(True)  # a new model trains what a loaded one keeps as it is
         task.check_labels(base.module, base.hf)
@@ -350,12 +356,12 @@ def _job(recipe: Recipe, task: ObjectiveTask, base: StartingModel, at: Progress 
     check_fit(recipe, base.module, base.tokenizer, task.head)
     run = recipe.run
     ranks = join(recipe.parallel, run.device, clocked=run.seconds is not None)
-    check_parallel(recipe, base.module)
-    module = base.module.to(ranks.device(machine.device(recipe.run.device)))
-    task.words, task.files = base.tokenizer, base.files
+    module = base.module
+    check_parallel(recipe, module)
+    ranks.distribute(module, base.weights, machine.device(recipe.run.device))
+    task.words, task.files, task.ranks = base.tokenizer, base.files, ranks
     data, held_out = task.data(module, max(run.length, run.rows * run.length // run.accumulate))
-    check_agreement(ranks, recipe.model_dump(mode="json"), run_facts(module, data, recipe, at))
-    ranks.distribute(module)
+    check_agreement(ranks, recipe.model_dump(mode="json"), run_facts(data, recipe, ranks, at))
     optimizer = Optimizer(module, recipe.optimizer, ranks)
     trainer = Trainer(module, data, optimizer, recipe.schedule, run, held_out, at, ranks)
     if isinstance(data, Windows) and len(data.stream) < data.length:

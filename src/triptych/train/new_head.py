@@ -1,19 +1,20 @@
 """The layout and the head that an objective needs, and a model with that head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 
-from triptych import families, nn
+from triptych import families
 from triptych.checkpoints.header import KEY, label_names
-from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.errors import ConfigError
 from triptych.families import read_config
-from triptych.nn import Transformer
+from triptych.mapping.tensor_plan import TensorLoad
+from triptych.nn import NamedWeights, empty, initial_weights
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
 from triptych.text import Layout
+from .base_model import StartingModel
 from .recipe import Objective
 from .settings import Config
 
@@ -67,40 +68,54 @@ def head_config(hf: Mapping[str, Any], kind: HeadKind, labels: Sequence[str] = (
     return config
 
 
-@torch.no_grad()
-def with_head(
-    module: Transformer, hf: Mapping[str, Any], config: Mapping[str, Any], kind: HeadKind, seed: int
-) -> Transformer:
-    """The model of `config`, which `head_config` made of `hf`: its body is that of `module`, and so is what both heads
-    store under one name (BERT's pooler); the rest of the head is drawn from `seed`.
+def with_head(base: StartingModel, config: Config, kind: HeadKind, seed: int) -> StartingModel:
+    """The model of `config`, which `head_config` made of that of `base`: its body is that of `base`, and so is what
+    both heads store under one name (BERT's pooler); the rest of the head is drawn from `seed`.
 
-    `module` itself is returned where it has this head already.
+    It is `base` with this config where that has the head already.
     """
-    head = module.spec.head
+    model, head = base.module.spec, base.module.spec.head
     # A mean does not read BERT's pooler, which would never be trained.
     without_pooler = kind == "contrastive" and not (isinstance(head, PoolingSpec) and head.mode == "dense")
     spec = read_config(config, stored=() if without_pooler else None, where="model")
-    same = label_names(module.spec, hf) == label_names(spec, config)
-    if spec == module.spec and same:
-        return module
-    fresh = nn.new(spec, seed, module.dtype)
-    own = dict(module.named_parameters())
-    stored: dict[str, Tensor] = dict(to_checkpoint(module, hf)[0])
-    filled = dict(fresh.named_parameters())
-    for name, parameter in filled.items():
-        if name.startswith("head."):
-            continue
-        if name not in own:
-            raise ConfigError(f"the model has no {name}, which a model with the new head needs")
-        parameter.copy_(own[name])
+    same = label_names(model, base.hf) == label_names(spec, config)
+    if spec == model and same:
+        return replace(base, hf=config)
+    if absent := [name for name in _body(spec) if name not in model.shapes()]:
+        raise ConfigError(f"the model has no {absent[0]}, which a model with the new head needs")
+    stored, copies = {step.source: step for step in families.save_plan(model)}, []
     for step in families.save_plan(spec):
         if not step.ours[0].startswith("head.") or (not same and ".classes." in step.ours[0]):
             continue
         source = next((one for one in stored if step.source == one or step.source.endswith(f".{one}")), None)
-        if source is not None and tuple(stored[source].shape) == tuple(step.source_shape):
-            for name, value in step.to_ours(stored[source]).items():
-                filled[name].copy_(value)
-    return fresh
+        if source is not None and stored[source].source_shape == step.source_shape:
+            copies.append((stored[source], step))
+    assert base.weights is not None
+    drawn = initial_weights(spec, seed, base.module.dtype)
+    return replace(base, module=empty(spec), hf=config, weights=_body_and_head(base.weights, drawn, spec, copies))
+
+
+def _body(spec: ModelSpec) -> list[str]:
+    """The names of the weights outside the head."""
+    return [name for name in spec.shapes() if not name.startswith("head.") and name not in spec.ties]
+
+
+def _body_and_head(
+    weights: NamedWeights, drawn: NamedWeights, spec: ModelSpec, copies: Sequence[tuple[TensorLoad, TensorLoad]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the model `spec`: the body is in `weights`, and the head in `drawn`, but for `copies` of tensors
+    that `weights` would be stored as."""
+    body, needed = set(_body(spec)), {name for before, _ in copies for name in before.ours}
+    kept: dict[str, Tensor] = {}
+    for name, value in weights:
+        if name in needed:
+            kept[name] = value
+        if name in body:
+            yield name, value
+    head = {name: value for name, value in drawn if name.startswith("head.")}
+    for before, after in copies:
+        head |= {name: value.clone() for name, value in after.to_ours(before.to_source(kept)).items()}
+    yield from head.items()
 
 
 def check_layout(spec: ModelSpec, objective: Objective) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -207,16 +207,16 @@ class Optimizer:
         states = [(names[parameter], state) for part in self.parts for parameter, state in part.state.items()]
         return {f"{name}/{key}": value for name, state in states for key, value in state.items()}
 
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Set the state to the tensors `state` returned.  Raises CheckpointError if they belong to other parameters or
-        to another optimizer."""
+    def restore(self, state: Mapping[str, Tensor], *, copied: bool = True) -> None:
+        """Set the state to the tensors `state` returned, or to copies of them.  Raises CheckpointError if they belong
+        to other parameters or to another optimizer."""
         states = {p: part.state[p] for part in self.parts for p in _parameters(part)}
         for name, value in state.items():
             of, _, key = name.rpartition("/")
             parameter = self.ranks.local(self.parameters[of]) if of in self.parameters else None
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
-            states[parameter][key] = value.to(parameter.device, copy=True)
+            states[parameter][key] = value.to(parameter.device, copy=copied)
         missing = [name for name, p in self.parameters.items() if state and not states[self.ranks.local(p)]]
         if missing:
             raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")

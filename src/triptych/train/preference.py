@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from .chat_task import Message, messages_of
 from .disk_and_memory import size
 from .evaluate import HeldOut, Score, batched
 from .objectives import Device, Example, TrainingBatch
+from .ranks import Ranks
 from .recipe import Recipe
 from .records import DataRecord
 from .task import ObjectiveTask, Prepared, epoch_rows, read_split
@@ -36,6 +37,7 @@ class PreferenceLoss:
 
     beta: float
     frozen: Transformer | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     @contextmanager
     def reference(self, module: Transformer) -> Iterator[Transformer]:
@@ -43,6 +45,7 @@ class PreferenceLoss:
         if self.frozen is not None:
             with torch.no_grad():
                 yield self.frozen
+            self.ranks.after_evaluation(self.frozen)
             return
         training = module.training
         try:
@@ -116,10 +119,12 @@ class PreferenceTask(ObjectiveTask):
         assert self.recipe.base is not None
         frozen = None
         if module.lora_adapter is None:
-            frozen = read_base(self.recipe.base).module.eval().requires_grad_(False).to(module.device)
+            base = read_base(self.recipe.base)
+            frozen = base.module.requires_grad_(False)
             needed = size(sum(p.nbytes for p in frozen.parameters()))
+            self.ranks.distribute(frozen, base.weights, module.device)
             self.notes.append(f"the reference is a second copy of the model, {needed}; an adapter needs none")
-        loss = PreferenceLoss(self.objective.beta, frozen)
+        loss = PreferenceLoss(self.objective.beta, frozen, self.ranks)
         data, held_out = (epoch_rows(self._pair(one, loss) for one in side) for side in (self.train, self.held_out))
         return data, HeldOutPreferences(batched(held_out.examples, max(1, tokens // 2), self.device))
 

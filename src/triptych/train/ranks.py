@@ -4,16 +4,21 @@ whose every answer is immediate; that of several is `triptych.train.parallel.mes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from triptych.checkpoints.load_weights import DetachedWeights
 from triptych.errors import ConfigError, TriptychError
-from triptych.nn import Transformer
+from triptych.nn import LoraFactors, NamedWeights, Transformer, factors_of, fill
 from triptych.ops import RowNoise
 from .objectives import Example, TrainingBatch, collate
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class SharedError(ConfigError):
@@ -24,27 +29,68 @@ class LostProcessError(TriptychError):
     """A process of a run ended before the run did."""
 
 
-class Ranks:
-    """One process that trains alone.
+class Messages:
+    """What processes tell one another; here one process alone.
 
     index, count   the number of this process, and how many there are.
-    exact_muon     Muon orthogonalizes in fp32, whose result does not depend on how a gradient was summed.
+    group          over which they talk, None for the group of all.
     """
 
     index: int = 0
     count: int = 1
+    group: ProcessGroup | None = None
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is true in any process."""
+        return flag
+
+    def texts(self, text: str) -> list[str]:
+        """The text that each process gives."""
+        return [text]
+
+    def on_first(self, function: Callable[[], object]) -> None:
+        """Call `function` in rank 0 while the others wait.  Raises its TriptychError in every process."""
+        function()
+
+
+class Ranks(Messages):
+    """One process that trains alone.
+
+    exact_muon      Muon orthogonalizes in fp32, whose result does not depend on how a gradient was summed.
+    weights_digest  of a thousand numbers of each weight that was distributed, to compare processes.
+    """
+
     exact_muon: bool = False
+    weights_digest: str = ""
 
     def watch(self) -> AbstractContextManager[object]:
         """Inside, what a lost process causes in the others is a LostProcessError."""
         return nullcontext()
 
-    def device(self, device: torch.device) -> torch.device:
-        """The device of this process, where a recipe asks for `device`."""
-        return device
+    def distribute(
+        self, module: Transformer, weights: NamedWeights | None = None, device: torch.device | None = None
+    ) -> None:
+        """Leave to each process its part of the weights, in place: of a module on the meta device its part of
+        `weights`, which is read or drawn tensor by tensor.  One process alone uses `device`."""
+        if weights is not None:
+            fill(module, weights)
+        if device is not None:
+            module.to(device)
 
-    def distribute(self, module: Transformer) -> None:
-        """Leave to each process its part of the weights, in place."""
+    def saved_weights(self, module: Transformer, *, copied: bool = False) -> Mapping[str, Tensor]:
+        """Whole weights by name, of which rank 0 has the numbers, for `for_saving` to read one after another; `copied`
+        where the module is trained meanwhile."""
+        weights = DetachedWeights(module)
+        return {name: weight.clone() for name, weight in weights.items()} if copied else weights
+
+    def whole_factors(self, module: Transformer) -> Mapping[str, LoraFactors]:
+        """The factors of an adapter, each as one tensor; those that were shared stay so."""
+        return factors_of(module)
+
+    @property
+    def for_saving(self) -> Messages:
+        """The messages of a thread that writes a checkpoint while the others train."""
+        return self
 
     def batch(self, examples: Sequence[Example], numbers: Sequence[int], device: torch.device) -> TrainingBatch:
         """This process' share of a micro-batch, the rows `numbers` of a step.
@@ -68,18 +114,6 @@ class Ranks:
     def sums(self, *values: float) -> Sequence[float]:
         """Each value summed over the processes that read different rows."""
         return values
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is true in any process."""
-        return flag
-
-    def texts(self, text: str) -> list[str]:
-        """The text that each process gives."""
-        return [text]
-
-    def on_first(self, function: Callable[[], object]) -> None:
-        """Call `function` in rank 0 while the others wait.  Raises its TriptychError in every process."""
-        function()
 
     def clock(self) -> float:
         """Seconds since some moment, the same in every process where decisions follow it."""

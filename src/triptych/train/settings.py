@@ -88,6 +88,8 @@ class RunSettings(RecipeSection):
     """Evaluate on the held-out data each time this share of the run is done, in [0, 1]; 0 is never."""
     save_every: Share = 0.1
     """Write a checkpoint each time this share of the run is done, in [0, 1]; 0 is never, at the end neither."""
+    save_in_background: bool = False
+    """Train on while a checkpoint is written, from a copy of weights and optimizer state in memory."""
     sample_every: Share = 0.2
     """Show a sample of a decoder each time this share of the run is done, in [0, 1]; 0 is never."""
     out: str | None = None

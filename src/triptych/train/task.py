@@ -10,20 +10,21 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from triptych import nn
 from triptych.checkpoints.header import label_names
 from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
 from triptych.generate import Engine, Generation, Request, Scheduler, generate
 from triptych.nn import InputRow, Transformer
-from triptych.spec import LMHeadSpec
+from triptych.spec import LMHeadSpec, ModelSpec
 from triptych.text import Encoded, Tokenizer, shakespeare_labels
 from . import sources
+from .base_model import StartingModel
 from .data import Data, EpochRows
 from .evaluate import HeldOut, Score, batched
 from .labelled import LabelledBatch, LabelledExample
 from .new_head import HEADS, HeadKind, head_config, with_head
 from .objectives import Example, TrainingBatch, exact
+from .ranks import Ranks
 from .recipe import DataSettings, Recipe
 from .records import DataRecord, read_records, split
 from .settings import Config
@@ -43,7 +44,8 @@ class ObjectiveTask:
     """An objective with its data.  `texts` are those that a new tokenizer is trained on, `notes` what a user should
     know of how they were read, `head` the class of the head that the model needs.  `words` and `files` are those of the
     model once it is made: its tokenizer, and what stands beside its weights and says how other inputs than text are
-    prepared; `shards` are the documents on the disk, where they are in no memory."""
+    prepared; `shards` are the documents on the disk, where they are in no memory, and `ranks` the processes that train
+    the model."""
 
     head: type = LMHeadSpec
 
@@ -55,6 +57,7 @@ class ObjectiveTask:
         self.files: Mapping[str, bytes] = {}
         self.words: Tokenizer | None = None
         self.shards: ShardDocuments | None = None
+        self.ranks = Ranks()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -69,17 +72,17 @@ class ObjectiveTask:
         data = self.recipe.data
         return Path(data.path).parent, Path(data.held_out_path or data.path).parent
 
-    def new(self, hf: Config) -> tuple[Transformer, Config]:
-        """A fresh model of the config `hf`, and the config to save with it."""
-        return nn.new(read_config(hf, where="model"), self.recipe.run.seed), hf
+    def new(self, hf: Config) -> tuple[ModelSpec, Config]:
+        """What a fresh model of the config `hf` is, and the config to save with it."""
+        return read_config(hf, where="model"), hf
 
     def completed(self, tokenizer: Tokenizer) -> Tokenizer:
         """A new tokenizer with the tokens that the objective needs."""
         return tokenizer
 
-    def adapted(self, module: Transformer, hf: Config) -> tuple[Transformer, Config]:
-        """A saved model with the head that the objective needs, and its config."""
-        return module, hf
+    def adapted(self, base: StartingModel) -> StartingModel:
+        """A saved model with the head that the objective needs."""
+        return base
 
     def saved_files(self, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
         """The files that are saved beside the weights, from the `files` of the model that is trained further."""
@@ -136,18 +139,16 @@ class HeadTask(ObjectiveTask):
         self.labels: list[str] = []
         self.several = False
 
-    def new(self, hf: Config) -> tuple[Transformer, Config]:
+    def new(self, hf: Config) -> tuple[ModelSpec, Config]:
         config = self._config(hf)
         # Without stored tensors a bare encoder has no pooler, which no objective here would train.
-        spec = read_config(config, stored=() if self.kind == "contrastive" else None, where="model")
-        return nn.new(spec, self.recipe.run.seed), config
+        return read_config(config, stored=() if self.kind == "contrastive" else None, where="model"), config
 
-    def adapted(self, module: Transformer, hf: Config) -> tuple[Transformer, Config]:
-        known = label_names(module.spec, hf) if isinstance(module.spec.head, self.head) else []
+    def adapted(self, base: StartingModel) -> StartingModel:
+        known = label_names(base.module.spec, base.hf) if isinstance(base.module.spec.head, self.head) else []
         if known and self.labels and set(self.labels) <= set(known):
             self.labels = known  # the head is trained on, also where the data lack one of its labels
-        config = self._config(hf)
-        return with_head(module, hf, config, self.kind, self.recipe.run.seed), config
+        return with_head(base, self._config(base.hf), self.kind, self.recipe.run.seed)
 
     def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
         known = label_names(module.spec, hf)

@@ -1,55 +1,19 @@
-"""A checkpoint of several processes: the model by rank 0, tensor by tensor, and the optimizer by all.
-
-It is built beside its place and renamed once every file is written, as that of one process.
-"""
+"""What checkpoints of several processes have beside those of one: the optimizer by all, and whole copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from triptych.errors import CheckpointError, TriptychError
+from triptych.errors import CheckpointError
 from triptych.nn import LoraFactors, Transformer, assign, attach, empty, factors_of, finish_loading
 from triptych.nn.packed_weight import gathered
 from ..optimizer import Optimizer
-from ..ranks import Ranks, SharedError
+from ..ranks import Messages, SharedError
 from . import optimizer_files
-
-WRITTEN_AT_ONCE = 1 << 28  # bytes of weights in a file: rank 0 has one file's in memory
-
-
-def write_tensors(
-    ranks: Ranks, tensors: Iterable[tuple[str, Tensor]], write: Callable[[Iterator[tuple[str, Tensor]]], None]
-) -> None:
-    """Let rank 0 write `tensors` while all processes gather them, one after another.
-
-    Raises the TriptychError or OSError of rank 0 in every process, as CheckpointError in the others.
-    """
-    pairs = iter(tensors)
-
-    def first() -> None:
-        try:
-            write(pairs)
-        except OSError as error:
-            raise CheckpointError(f"cannot write a checkpoint: {error.strerror or error}") from None
-
-    error: TriptychError | None = None
-    if ranks.index == 0:
-        try:
-            first()
-        except TriptychError as problem:
-            error = problem
-    for _ in pairs:  # of the other processes all, of rank 0 what an error left
-        pass
-
-    def report() -> None:
-        if error is not None:
-            raise error
-
-    ranks.on_first(report)
 
 
 def whole_factors(module: Transformer) -> Mapping[str, LoraFactors]:
@@ -68,15 +32,16 @@ def whole_factors(module: Transformer) -> Mapping[str, LoraFactors]:
     return {slot: gathered_factors(one) for slot, one in factors_of(module).items()}
 
 
-def write_optimizer(ranks: Ranks, optimizer: Optimizer, directory: Path) -> None:
-    """Write the optimizer's files into `directory`, which rank 0 has made.  Raises CheckpointError in every process."""
+def write_optimizer(messages: Messages, optimizer: Optimizer, state: Mapping[str, Tensor], directory: Path) -> None:
+    """Write the files of the optimizer's `state`, of which each process has its part, into `directory`, which rank 0
+    has made.  Raises CheckpointError in every process."""
     problem = ""
     try:
-        optimizer_files.write(optimizer, directory, ranks)
+        optimizer_files.write(optimizer, state, directory, messages)
     except CheckpointError as error:
         problem = str(error)
-    if texts := [text for text in ranks.texts(problem) if text]:
-        raise CheckpointError(texts[0]) if ranks.index == 0 else SharedError(texts[0])
+    if texts := [text for text in messages.texts(problem) if text]:
+        raise CheckpointError(texts[0]) if messages.index == 0 else SharedError(texts[0])
 
 
 def whole_module(module: Transformer) -> Transformer:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,23 +51,26 @@ class _Joined(torch.autograd.Function):
         return gradients[0].narrow(-1, *ctx.place).contiguous(), None
 
 
+OfGroup = Callable[[Tensor, dist.ProcessGroup], Tensor]
+_entering: OfGroup = _Entering.apply  # torch's `apply` has no annotation
+_summed: OfGroup = _Summed.apply
+_joined: OfGroup = _Joined.apply
+
+
 def entering(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """`x`, which is the same in every process and from which each computes its part; its gradient is the sum of
     theirs."""
-    out: Tensor = _Entering.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    return _entering(x, group)
 
 
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of the `x` of all processes, in each of them; what follows is computed alike in every one."""
-    out: Tensor = _Summed.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    return _summed(x, group)
 
 
 def joined(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The last dimensions of all processes end to end, in each of them; what follows is computed alike in every one."""
-    out: Tensor = _Joined.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    return _joined(x, group)
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -98,10 +102,39 @@ class _VocabularyLoss(torch.autograd.Function):
         return gradient * gradients[0], None, None, None, None
 
 
+_vocabulary_loss: Callable[[Tensor, Tensor, int, float, dist.ProcessGroup], Tensor] = _VocabularyLoss.apply
+
+
+class _GatheredRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, counts: list[int], index: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.place, ctx.group = (sum(counts[:index]), counts[index]), group
+        padded = own.new_zeros(max(counts), *own.shape[1:])
+        padded[: len(own)] = own
+        every = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(every, padded, group=group)
+        return torch.cat([rows[:count] for rows, count in zip(every, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        total = gradients[0].contiguous()
+        dist.all_reduce(total, group=ctx.group)
+        first, count = ctx.place
+        return total[first : first + count], None, None, None
+
+
+_gathered_rows: Callable[[Tensor, list[int], int, dist.ProcessGroup], Tensor] = _GatheredRows.apply
+
+
 def vocabulary_loss(logits: Tensor, targets: Tensor, first: int, smoothing: float, group: dist.ProcessGroup) -> Tensor:
     """The sum of cross-entropies [] of logits [M, V / processes], of which this process has those from `first` on.
 
     The share `smoothing` of each target is spread over the vocabulary, as in torch's cross-entropy.
     """
-    nats: Tensor = _VocabularyLoss.apply(logits, targets, first, smoothing, group)  # type: ignore[no-untyped-call]
-    return nats
+    return _vocabulary_loss(logits, targets, first, smoothing, group)
+
+
+def gathered_rows(own: Tensor, counts: list[int], index: int, group: dist.ProcessGroup) -> Tensor:
+    """Rows [M, ...] of all processes end to end, of which process `index` has `own` and the others as many as `counts`
+    says; the gradient of a process' rows is the sum of those that all processes give them."""
+    return _gathered_rows(own, counts, index, group)

@@ -7,11 +7,11 @@ so that a step is that of one process whatever each rank's share of the tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from triptych.errors import TriptychError, first_line
-from triptych.nn import Transformer
+from triptych.errors import first_line
+from triptych.nn import LoraFactors, NamedWeights, Transformer
 from triptych.ops import RowNoise
 from ..data import micro_batches
 from ..objectives import Example, TrainingBatch
-from ..ranks import LostProcessError, Ranks, SharedError
-from .checkpoints import whole_module
+from ..ranks import LostProcessError, Messages, Ranks
+from .checkpoints import whole_factors, whole_module
+from .collectives import gathered_rows
 from .expert_use import ExpertUse
+from .messages import GroupMessages
+from .parts import Holders, WeightPart, WeightsDigest, WeightsOfFirst, fill_parts
 from .settings import ParallelSettings
 from .shard import shard, sharded_parts
 from .tensor import TensorParallel
@@ -65,27 +68,7 @@ class IdleBatch(TrainingBatch):
         return 0.0 * self.inner.nats(module, max_logits, random)
 
 
-class GatheredRows(torch.autograd.Function):
-    """Rows of all ranks end to end; the gradient of a rank's rows is the sum of those that all ranks give them."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, counts: list[int], index: int, group: dist.ProcessGroup) -> Tensor:
-        ctx.place, ctx.group = (sum(counts[:index]), counts[index]), group
-        padded = own.new_zeros(max(counts), *own.shape[1:])
-        padded[: len(own)] = own
-        every = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(every, padded, group=group)
-        return torch.cat([rows[:count] for rows, count in zip(every, counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        total = gradients[0].contiguous()
-        dist.all_reduce(total, group=ctx.group)
-        first, count = ctx.place
-        return total[first : first + count], None, None, None
-
-
-class MeshRanks(Ranks):
+class MeshRanks(GroupMessages, Ranks):
     """See `Ranks`.  The process group must exist.
 
     clocked   whether decisions follow the clock, which is then that of rank 0.
@@ -95,12 +78,15 @@ class MeshRanks(Ranks):
 
     def __init__(self, settings: ParallelSettings, device: torch.device, *, clocked: bool) -> None:
         self.settings, self.clocked, self.own_device = settings, clocked, device
-        self.index, self.count = dist.get_rank(), dist.get_world_size()
+        super().__init__()
         names, sizes = ("replicate", "shard", "tensor"), (settings.replicate, settings.shard, settings.tensor)
         self.mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
         self.readers = self.mesh["replicate", "shard"]._flatten("readers")
         self.reader = self.readers.get_local_rank()
-        self.experts, self.matrices = ExpertUse(), WholeMatrices(self.mesh)
+        self.experts, self.matrices, self._digest = ExpertUse(), WholeMatrices(self.mesh), WeightsDigest()
+        self.holders = Holders(settings.shard, settings.tensor)
+        self.saving = GroupMessages(dist.new_group(backend="gloo"))
+        self.holder = self.index % self.holders.count
         self._parameters: dict[Tensor, DTensor] = {}  # by their parts
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # gathers of 2 dimensions are meant
 
@@ -117,19 +103,38 @@ class MeshRanks(Ranks):
                 "continue with --resume"
             ) from None
 
-    def device(self, device: torch.device) -> torch.device:
-        return self.own_device
-
     @property
     def data_mesh(self) -> DeviceMesh:
         return self.mesh["replicate", "shard"] if self.settings.replicate > 1 else self.mesh["shard"]
 
-    def distribute(self, module: Transformer) -> None:
+    def distribute(
+        self, module: Transformer, weights: NamedWeights | None = None, device: torch.device | None = None
+    ) -> None:
         module.whole_copy = partial(whole_module, module)
-        self.experts = ExpertUse.of(module)
+        if any(parameter.requires_grad for parameter in module.parameters()):  # no reference of another
+            self.experts = ExpertUse.of(module)
+        if weights is None:
+            module.to(self.own_device)
+            deque(self._digest.noting(module.named_parameters()), maxlen=0)
         if self.settings.tensor > 1:
             TensorParallel(module, self.mesh["tensor"])
         shard(module, self.data_mesh)
+        if weights is not None:
+            fill_parts(module, self._digest.noting(weights), self.holders, self.holder, self.own_device)
+        self.weights_digest = str(self._digest)
+
+    def saved_weights(self, module: Transformer, *, copied: bool = False) -> Mapping[str, Tensor]:
+        parts = {name: WeightPart.of(parameter) for name, parameter in module.named_parameters()}
+        if copied:
+            parts = {name: replace(part, own=part.own.clone()) for name, part in parts.items()}
+        return WeightsOfFirst(parts, self.holders, self.saving.group if copied else None)
+
+    def whole_factors(self, module: Transformer) -> Mapping[str, LoraFactors]:
+        return whole_factors(module)
+
+    @property
+    def for_saving(self) -> Messages:
+        return self.saving
 
     def batch(self, examples: Sequence[Example], numbers: Sequence[int], device: torch.device) -> TrainingBatch:
         slices = micro_batches(numbers, self.settings.readers)
@@ -144,9 +149,7 @@ class MeshRanks(Ranks):
         return RowNoise(seed, rows, divided=(self.mesh["tensor"].get_local_rank(), self.settings.tensor))
 
     def gathered(self, vectors: Tensor) -> Tensor:
-        counts = self._counts_of_rows(len(vectors))
-        rows: Tensor = GatheredRows.apply(vectors, counts, self.reader, self._host_group)  # type: ignore[no-untyped-call]
-        return rows
+        return gathered_rows(vectors, self._counts_of_rows(len(vectors)), self.reader, self._host_group)
 
     def rows_before(self, count: int) -> int:
         return sum(self._counts_of_rows(count)[: self.reader])
@@ -165,34 +168,6 @@ class MeshRanks(Ranks):
     @property
     def _host_group(self) -> dist.ProcessGroup:
         return self.readers.get_group()
-
-    def any(self, flag: bool) -> bool:
-        value = torch.tensor([int(flag)])
-        dist.all_reduce(value, dist.ReduceOp.MAX)
-        return bool(value)
-
-    def texts(self, text: str) -> list[str]:
-        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        lengths = [torch.zeros((), dtype=torch.long) for _ in range(self.count)]
-        dist.all_gather(lengths, torch.tensor(len(own)))
-        padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
-        padded[: len(own)] = own
-        every = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(every, padded)
-        return [bytes(one[:length].tolist()).decode() for one, length in zip(every, lengths, strict=True)]
-
-    def on_first(self, function: Callable[[], object]) -> None:
-        error: TriptychError | None = None
-        if self.index == 0:
-            try:
-                function()
-            except TriptychError as problem:
-                error = problem
-        problem_text = self.texts("-" if error is None else f"!{error}")[0]
-        if error is not None:
-            raise error
-        if problem_text[0] == "!":
-            raise SharedError(problem_text[1:])
 
     def clock(self) -> float:
         now = super().clock()

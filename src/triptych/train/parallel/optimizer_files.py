@@ -7,7 +7,7 @@ formats hold pickled objects, so only its safetensors files are used.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from torch.distributed.tensor import DTensor
 from triptych.checkpoints import atomic_write, open_source
 from triptych.errors import CheckpointError, first_line, shown
 from ..optimizer import Optimizer
-from ..ranks import Ranks
+from ..ranks import Messages, Ranks
 
+WRITTEN_AT_ONCE = 1 << 28  # bytes of the whole tensors of which each process writes its parts into one file
 COUNTS = "counts.safetensors"  # how many updates AdamW made, a number for each parameter
 
 
@@ -40,12 +41,12 @@ def as_divided(parameter: Tensor, value: Tensor) -> Tensor:
     return DTensor.from_local(value, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
-def write(optimizer: Optimizer, directory: Path, ranks: Ranks) -> None:
-    """Write the state of all processes into the existing `directory`.  Every process makes this call.
+def write(optimizer: Optimizer, state: Mapping[str, Tensor], directory: Path, messages: Messages) -> None:
+    """Write the `state` of `optimizer` in all processes into the existing `directory`.  Every process of `messages`
+    makes this call.
 
     Raises CheckpointError.
     """
-    state = optimizer.state()
     counts = {name: value for name, value in state.items() if not value.dim()}
     tensors: dict[str, Any] = {
         name: as_divided(optimizer.parameters[name.rpartition("/")[0]], value)
@@ -53,11 +54,12 @@ def write(optimizer: Optimizer, directory: Path, ranks: Ranks) -> None:
         if value.dim()
     }
     try:
-        if ranks.index == 0 and counts:
+        if messages.index == 0 and counts:
             atomic_write(directory / COUNTS, safetensors.torch.save(counts))
         with _quiet():
             if tensors:
-                save(tensors, storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))
+                writer = HuggingFaceStorageWriter(str(directory), _files(tensors), save_distributed=True)
+                save(tensors, storage_writer=writer, process_group=messages.group)
     except (OSError, RuntimeError, CheckpointException) as error:
         raise CheckpointError(f"cannot write {directory}: {first_line(error)}; older checkpoints are intact") from None
 
@@ -90,7 +92,19 @@ def read(optimizer: Optimizer, directory: Path, ranks: Ranks) -> None:
     except (OSError, RuntimeError, SafetensorError, CheckpointException) as error:
         raise CheckpointError(f"cannot read {directory}: {first_line(error)}") from None
     own = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in tensors.items()}
-    optimizer.restore(counts | own)
+    optimizer.restore(counts | own, copied=False)
+
+
+def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The number of the file of each tensor, so that a file has few bytes: DCP has those of one twice in memory."""
+    number = size = 0
+    numbers = {}
+    for name, tensor in tensors.items():
+        if not number or size + tensor.nbytes > WRITTEN_AT_ONCE:
+            number, size = number + 1, 0
+        size += tensor.nbytes
+        numbers[name] = number
+    return numbers
 
 
 @contextmanager

@@ -24,6 +24,11 @@ class ParallelSettings(RecipeSection):
         return self.replicate * self.shard * self.tensor
 
     @property
+    def holders(self) -> int:
+        """The number of processes that have the weights together."""
+        return self.shard * self.tensor
+
+    @property
     def readers(self) -> int:
         """The number of processes that read different rows."""
         return self.replicate * self.shard

@@ -15,7 +15,6 @@ import torch
 from triptych import machine
 from triptych.errors import ConfigError, shown
 from triptych.nn import Transformer
-from triptych.nn.packed_weight import dense
 from triptych.spec.parts import AdditiveSpec, MoESpec
 from ..data import Data
 from ..precision import draws_globally, has_dropout
@@ -144,18 +143,15 @@ def _installed_version() -> str:
         return ""
 
 
-def run_facts(module: Transformer, data: Data, recipe: Recipe, at: Progress | None) -> dict[str, object]:
+def run_facts(data: Data, recipe: Recipe, ranks: Ranks, at: Progress | None) -> dict[str, object]:
     """What must be the same in every process beside its recipe: the data, the weights and the step, as digests."""
     if recipe.parallel is None or recipe.parallel.processes == 1:
         return {}
-    weights, texts = hashlib.sha256(), hashlib.sha256(np.ascontiguousarray(data.targets()).tobytes())
+    texts = hashlib.sha256(np.ascontiguousarray(data.targets()).tobytes())
     for example in data.draw(recipe.run.seed, 0, recipe.run.rows):
         texts.update(np.ascontiguousarray(example.ids).tobytes())
-    for name, parameter in module.named_parameters():
-        few = dense(parameter.detach()).flatten()[:: max(1, parameter.numel() // 1000)]  # a thousand numbers of each
-        weights.update(name.encode() + few.float().cpu().numpy().tobytes())
     step = 0 if at is None else at.step
-    return {"the data": texts.hexdigest(), "the weights": weights.hexdigest(), "the step": step}
+    return {"the data": texts.hexdigest(), "the weights": ranks.weights_digest, "the step": step}
 
 
 def check_parallel(recipe: Recipe, module: Transformer) -> None:

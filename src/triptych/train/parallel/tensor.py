@@ -70,7 +70,7 @@ class TensorParallel:
             elif isinstance(part, T5Buckets):
                 self._wrap(part, BUCKETS, name="prepare")
             elif isinstance(part, Alibi):
-                part.prepare = partial(self._of_own_heads, part.prepare)  # type: ignore[method-assign]
+                replace_method(part, "prepare", partial(self._of_own_heads, part.prepare))
         stacks = [stack for stack in (self.module.encoder, self.module.decoder) if stack is not None]
         for stack in stacks:
             stack.group()
@@ -118,7 +118,7 @@ class TensorParallel:
             with ctx.random.inside_layer():
                 return forward(x, ctx, taps)
 
-        part.forward = run  # type: ignore[method-assign]
+        replace_method(part, "forward", run)
 
     def _by_inputs(self, linear: Linear) -> None:
         """The bias is added once, to the sum."""
@@ -143,7 +143,7 @@ class TensorParallel:
             return self._sum(found.masked_fill(elsewhere[:, None], 0.0))
 
         self._distribute(table, BY_VOCABULARY)
-        table.forward = run  # type: ignore[method-assign]
+        replace_method(table, "forward", run)
 
     def _of_own_heads(self, prepare: Callable[..., Positioned], *rows: Any) -> Positioned:
         """The position biases of this process' heads."""
@@ -185,7 +185,7 @@ class TensorParallel:
                 out = method(x, *others)
             return out if after is None else after(out)
 
-        setattr(part, name, run)
+        replace_method(part, name, run)
 
     def _distribute(self, part: nn.Module, division: Division) -> None:
         for name, parameter in list(part._parameters.items()):
@@ -217,6 +217,11 @@ class TensorParallel:
             yield
         finally:
             part._parameters = saved
+
+
+def replace_method(part: nn.Module, name: str, method: Callable[..., object]) -> None:
+    """Let the method `name` of this one part be another function."""
+    setattr(part, name, method)
 
 
 def own_heads(spec: AttentionSpec, count: int) -> AttentionSpec:
