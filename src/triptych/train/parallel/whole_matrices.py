@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from triptych.spec.division import shard_rows
+
 
 @dataclass(frozen=True)
 class MatrixPart:
@@ -37,10 +39,9 @@ def block_of(shape: Sequence[int], divided: int | None, tensor: tuple[int, int],
     if divided is not None:
         part = shape[divided] // tensor[1]
         bounds[divided] = slice(tensor[0] * part, (tensor[0] + 1) * part)
-    rows = bounds[0].stop - bounds[0].start
-    step = -(-rows // shard[1])
-    first, last = (min(rows, i * step) + bounds[0].start for i in (shard[0], shard[0] + 1))
-    return MatrixPart(slice(first, last), bounds[1])
+    first, rows = bounds[0].start, bounds[0].stop - bounds[0].start
+    own = shard_rows(rows, shard[1], shard[0])
+    return MatrixPart(slice(first + own.start, first + own.stop), bounds[1])
 
 
 class WholeMatrices:
