@@ -7,7 +7,6 @@ gathered, together with the others of its part: `gathered_parts`.
 """
 
 from dataclasses import replace
-from typing import TypeVar
 
 from triptych.errors import ConfigError
 from .model import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
@@ -15,6 +14,7 @@ from .parts import (
     AttentionSpec,
     BlockSpec,
     EmbedSpec,
+    FeedForward,
     GLUSpec,
     KindSpec,
     LinearSpec,
@@ -24,9 +24,6 @@ from .parts import (
     StackSpec,
 )
 from .positions import T5BucketsSpec
-
-B = TypeVar("B", BlockSpec, ParallelBlockSpec)
-M = TypeVar("M", MLPSpec, GLUSpec)
 
 
 def own_part(spec: ModelSpec, processes: int) -> ModelSpec:
@@ -99,21 +96,25 @@ def _own_kind(kind: KindSpec, processes: int) -> KindSpec:
     return replace(kind, position=replace(position, heads=position.heads // processes))
 
 
-def _own_block(block: B, processes: int) -> B:
-    mlp = block.mlp
+def _own_block(block: BlockSpec | ParallelBlockSpec, processes: int) -> BlockSpec | ParallelBlockSpec:
+    attn = own_heads(block.attn, processes)
+    if isinstance(block, ParallelBlockSpec):
+        return replace(block, attn=attn, mlp=_own_hidden(block.mlp, processes))
+    mlp = None if block.mlp is None else _own_hidden(block.mlp, processes)
+    return replace(block, attn=attn, mlp=mlp, cross=None if block.cross is None else own_heads(block.cross, processes))
+
+
+def _own_hidden(mlp: FeedForward, processes: int) -> FeedForward:
     if isinstance(mlp, MoESpec):
-        mlp = replace(mlp, expert=_own_hidden(mlp.expert, processes))
-    elif mlp is not None:
-        mlp = _own_hidden(mlp, processes)
-    block = replace(block, attn=own_heads(block.attn, processes), mlp=mlp)
-    if isinstance(block, BlockSpec) and block.cross is not None:
-        return replace(block, cross=own_heads(block.cross, processes))
-    return block
+        return replace(mlp, expert=_own_glu(mlp.expert, processes))
+    if isinstance(mlp, GLUSpec):
+        return _own_glu(mlp, processes)
+    return replace(mlp, up=_by_outputs(mlp.up, processes), down=_by_inputs(mlp.down, processes))
 
 
-def _own_hidden(mlp: M, processes: int) -> M:
-    mlp = replace(mlp, up=_by_outputs(mlp.up, processes), down=_by_inputs(mlp.down, processes))
-    return replace(mlp, gate=_by_outputs(mlp.gate, processes)) if isinstance(mlp, GLUSpec) else mlp
+def _own_glu(glu: GLUSpec, processes: int) -> GLUSpec:
+    gate, up = _by_outputs(glu.gate, processes), _by_outputs(glu.up, processes)
+    return replace(glu, gate=gate, up=up, down=_by_inputs(glu.down, processes))
 
 
 def _by_outputs(linear: LinearSpec, processes: int) -> LinearSpec:
