@@ -1,10 +1,12 @@
 """The cases that processes of `parallel_processes` run, and one process alone for comparison (`ALONE`)."""
 
+import json
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from live_bytes import LiveBytes
+from recorded_collectives import RecordedCollectives
 from triptych import nn
 from triptych.checkpoints import open_source, write_directory
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
@@ -62,7 +65,9 @@ T5 = {
     "model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 6, "num_heads": 4, "num_layers": 2, "vocab_size": V,
     "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
-CONFIGS = {"gpt2": GPT2, "llama": LLAMA, "mixtral": MIXTRAL, "bert": BERT, "t5": T5}
+QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 6}
+GEMMA2 = LLAMA | {"model_type": "gemma2", "head_dim": 6, "query_pre_attn_scalar": 6, "sliding_window": 64}
+CONFIGS = {"qwen3": QWEN3, "gemma2": GEMMA2, "gpt2": GPT2, "llama": LLAMA, "mixtral": MIXTRAL, "bert": BERT, "t5": T5}
 
 
 @cache
@@ -356,3 +361,35 @@ def errors_of_full_disk(ranks: Ranks, recipe: dict[str, Any], at: int) -> list[s
         return errors_of(ranks, recipe)
     finally:
         checkpoint_content.write_directory = write
+
+
+def cost(
+    ranks: Ranks, kind: str, rows: int, length: int, changes: dict[str, Any] | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    """Of each rank: the bytes of its parameters, gradients and optimizer state, and those that it sends in its second
+    step, on rows of `length` tokens."""
+    module = module_of(kind, torch.float32, changes=changes)
+    examples = [causal(np.arange(i, i + length + 1, dtype=np.int32) % V) for i in range(rows)]
+    if kind == "t5":
+        examples = [seq2seq(one.targets[: length // 2], one.ids, 0) for one in examples]
+    with patch("triptych.train.precision.has_bf16", lambda _: True):  # where it is not, it is emulated
+        trainer = trainer_of(ranks, module, examples, **options)
+        trainer.step()
+    gradients: list[Tensor] = []
+    clip = trainer.optimizer.clip
+
+    def capture() -> float:
+        gradients.extend(p.grad for p in trainer.optimizer.parameters.values() if p.grad is not None)
+        return clip()
+
+    trainer.optimizer.clip = capture  # type: ignore[method-assign]
+    with RecordedCollectives() as recorded, patch("triptych.train.precision.has_bf16", lambda _: True):
+        trainer.step()
+    local = [one.to_local() if isinstance(one, DTensor) else one for one in gradients]
+    own = {
+        "weights": sum(ranks.local(p).nbytes for p in module.parameters()),
+        "gradients": sum(one.nbytes for one in local),
+        "optimizer_state": sum(one.nbytes for one in trainer.optimizer.state().values() if one.dim()),
+        "sent": {f"{kind} {n}": number for (kind, n), number in recorded.sent.items() if number},
+    }
+    return [json.loads(text) for text in ranks.texts(json.dumps(own))]

@@ -15,11 +15,12 @@ from test_train_checkpoints import weights
 from triptych.checkpoints import header
 from triptych.checkpoints.convert import convert
 from triptych.cli import main
+from triptych.count.training import size
 from triptych.errors import CheckpointError, ConfigError, InputError, TextError
 from triptych.model import create, load
 from triptych.text import DECODER, byte_tokenizer
 from triptych.train import check_recipe, prepare, read_recipe, resume, write_new_recipe
-from triptych.train.disk_and_memory import DiskSpace, size
+from triptych.train.disk_and_memory import DiskSpace
 from triptych.train.new_recipe import in_markdown, toml
 from triptych.train.recipe import sections
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from triptych.families.named_configs import NAMED
 from . import options, screen
+from .count_training import PlanOptions, amount, show_plan
 from .loading import header_of
 from .options import argument
 from .screen import mib
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POSITIONS = 4096  # for models without a context limit
 Row = tuple[str, str, str]
+Amount = Annotated[float | None, typer.Option(parser=amount)]
 
 
 def count(
@@ -32,26 +34,62 @@ def count(
     ],
     *,
     context: options.Positive | None = None,
-    batch: options.Positive = 1,
+    batch: options.Positive | None = None,
     dtype: str = "fp16",
     cache_dtype: str | None = None,
     speed: bool = False,
     read: Annotated[float | None, typer.Option(min=1e-3)] = None,
     matmul: Annotated[float | None, typer.Option(min=1e-3)] = None,
+    train: bool = False,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", "--processes", metavar="N", min=1, help="With --train: GPUs, or processes on CPUs."),
+    ] = None,
+    memory: Amount = None,
+    length: options.Positive | None = None,
+    precision: Literal["bf16", "fp32"] | None = None,
+    optimizer: Literal["adamw", "muon"] | None = None,
+    flops: Amount = None,
+    bandwidth: Amount = None,
+    between: Amount = None,
+    per_node: options.Positive | None = None,
     offline: bool = False,
     ignore: list[str] | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Count parameters, bytes, FLOPs and memory for training, from the config or header alone.
+    """Count parameters, bytes, FLOPs and memory for training, from the config or header alone; with --train plan how
+    several GPUs train the model.
 
     --context N: Positions in the cache, which keeps whole pages of 64; by default the model's context.
-    --batch N: Number of sequences that run together.
+    --batch N: Number of sequences that run together, by default 1; with --train rows in a step, by default N of --gpus.
     --dtype: Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types.
     --cache-dtype: Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.
     --speed: Measure this machine for a few seconds and print the speed it allows.
     --read GB/S: Memory bandwidth of another machine, with --matmul.
     --matmul GFLOP/S: Matmul rate of another machine, with --read.
+    --train: Plan the training on --gpus: mesh, micro-batches, recomputation, what each keeps and sends, and the recipe.
+    --memory BYTES: With --train: memory of a GPU, like 80G, of which a tenth stays free.
+    --length N: With --train: tokens in a row, by default the model's context, at most 4096.
+    --precision: With --train: that of the arithmetic, by default bf16.
+    --optimizer: With --train: what changes the weights, by default adamw.
+    --flops RATE: With --train and --bandwidth: matmul FLOPs a second of a GPU, like 400T.
+    --bandwidth BYTES/S: With --train: bytes a second that a GPU sends to others of its machine, like 300G.
+    --between BYTES/S: With --per-node: bytes a second that a GPU sends to other machines, like 50G for 400 Gbit/s.
+    --per-node N: With --between: GPUs of a machine.
     """
+    if train:
+        asked = PlanOptions(
+            gpus, memory, length, batch, precision or "bf16", optimizer or "adamw", flops, bandwidth, between, per_node
+        )
+        left = {"--context": context, "--dtype": None if dtype == "fp16" else dtype, "--cache-dtype": cache_dtype}
+        left |= {"--speed": speed or None, "--read": read, "--matmul": matmul}
+        _refuse(left, "is not for --train; leave it out")
+        show_plan(header_of(model, ignore or (), offline=offline).spec, asked, as_json=as_json)
+        return
+    plans = {"--gpus": gpus, "--memory": memory, "--length": length, "--precision": precision, "--optimizer": optimizer}
+    plans |= {"--flops": flops, "--bandwidth": bandwidth, "--between": between, "--per-node": per_node}
+    _refuse(plans, "is for --train; give both, or leave it out")
+    batch = batch or 1
     from triptych.count import DTYPES, predict
     from triptych.count import count as count_model
 
@@ -89,6 +127,13 @@ def count(
         _show(
             f"at most, with {rates[0] / 1e9:,.1f} GB/s and {rates[1] / 1e9:,.0f} GFLOP/s", _speed(predicted, positions)
         )
+
+
+def _refuse(values: Mapping[str, object], why: str) -> None:
+    """Refuse the first option that was given."""
+    for name, value in values.items():
+        if value is not None:
+            raise typer.BadParameter(f"{name} {why}")
 
 
 def _stored_bytes(header: Header) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from .activations import activation_numbers, visible
 from .counts import DTYPES, PARTS, Count, Prediction, count, predict, read_in_a_step
+from .divided import Mesh, RankMemory, SentBytes, TrainingStep
+from .plan import Rates, TrainingPlan, plan
 from .training import (
     MAX_LOGITS,
     OF_A_LOGIT,
@@ -17,13 +19,20 @@ __all__ = [
     "OF_A_LOGIT",
     "PARTS",
     "Count",
+    "Mesh",
     "Prediction",
+    "RankMemory",
+    "Rates",
+    "SentBytes",
     "TrainingMemory",
+    "TrainingPlan",
     "TrainingRow",
+    "TrainingStep",
     "activation_bytes",
     "activation_numbers",
     "block_matrices",
     "count",
+    "plan",
     "predict",
     "read_in_a_step",
     "visible",

@@ -74,3 +74,8 @@ def block_matrices(spec: ModelSpec) -> int:
     """Numbers in the matrices of all blocks."""
     maps = ((name, part) for name, part in spec.walk() if isinstance(part, LinearSpec) and ".blocks." in name)
     return sum(prod(part.tensors()["weight"]) for name, part in maps if f"{name}.weight" not in spec.ties)
+
+
+def size(nbytes: int) -> str:
+    """Bytes in megabytes (10^6), from 10,000 of them on in gigabytes."""
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 1e10 else f"{nbytes / 1e9:,.1f} GB"

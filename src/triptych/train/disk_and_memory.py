@@ -24,9 +24,11 @@ from triptych.checkpoints.adapter_targets import slot_groups
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.count import TrainingMemory, TrainingRow, activation_bytes, block_matrices, count
+from triptych.count.training import size
 from triptych.errors import CheckpointError, InputError, TriptychError
 from triptych.nn.packed_weight import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
+from triptych.spec.division import own_part
 from .loop import Trainer
 from .objectives import TrainingBatch
 from .parallel.settings import ParallelSettings
@@ -79,11 +81,6 @@ class DiskSpace:
         )
 
 
-def size(nbytes: int) -> str:
-    """Bytes in megabytes (10^6), from 10,000 of them on in gigabytes."""
-    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 1e10 else f"{nbytes / 1e9:,.1f} GB"
-
-
 OF_ROWS = ("causal", "masked")  # the objectives whose steps have all the tokens that run.rows and run.length allow
 
 
@@ -113,12 +110,9 @@ def _memory_of_process(recipe: Recipe, spec: ModelSpec, packed: int | None, part
     """`recipe_memory` of one of the processes of the recipe's mesh."""
     mesh = recipe.parallel or ParallelSettings()
     rows = min(parts * mesh.readers, recipe.run.rows)
-    memory, holders = recipe_memory(recipe, spec, packed, rows), mesh.holders
+    memory, shard = recipe_memory(recipe, own_part(spec, mesh.tensor), packed, rows), mesh.shard
     weights, gradients, state = memory.weights, memory.gradients, memory.optimizer_state
-    return replace(
-        memory, weights=weights // holders, gradients=gradients // holders, optimizer_state=state // holders,
-        activations=memory.activations // mesh.tensor, logits=memory.logits // mesh.tensor,
-    )  # fmt: skip
+    return replace(memory, weights=weights // shard, gradients=gradients // shard, optimizer_state=state // shard)
 
 
 def check_step_memory(trainer: Trainer) -> None:

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triptych.count import MAX_LOGITS
+from triptych.count.training import size
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.nn import Transformer, without_adapter
 from triptych.ops import RowNoise
 from .base_model import read_base
 from .chat_task import Message, messages_of
-from .disk_and_memory import size
 from .evaluate import HeldOut, Score, batched
 from .objectives import Device, Example, TrainingBatch
 from .ranks import Ranks

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from triptych.nn import NamedWeights, Transformer, finish_loading
 from triptych.nn.packed_weight import dense, own_part
+from triptych.spec.division import shard_rows
 
 FEW = 1000  # numbers of a weight that are compared between processes
 
@@ -57,10 +58,9 @@ class Holders:
         if divided is not None:
             part = shape[divided] // self.tensor
             bounds[divided] = slice(t * part, (t + 1) * part)
-        rows = bounds[0].stop - bounds[0].start
-        step = -(-rows // self.shard)
-        first, last = (min(rows, i * step) + bounds[0].start for i in (s, s + 1))
-        return Block((slice(first, last), *bounds[1:]))
+        first, rows = bounds[0].start, bounds[0].stop - bounds[0].start
+        own = shard_rows(rows, self.shard, s)
+        return Block((slice(first + own.start, first + own.stop), *bounds[1:]))
 
     def once(self, divided: int | None) -> range:
         """The holders whose blocks make up a weight, each number of it once."""

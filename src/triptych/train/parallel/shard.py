@@ -1,8 +1,7 @@
 """Weights, gradients and optimizer state divided among processes by FSDP2 (Zhao et al. 2023).
 
-Each block is gathered when it runs.  What a forward reads elsewhere (embeddings, position tables, final norms, the
-head, which is called beside `forward`) belongs to the model itself, and stays gathered until the end of the backward
-pass.
+`spec.division` says which parts are gathered together.  The head is called beside `forward`, so that it is the model's
+own.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from triptych.nn import Transformer
 from triptych.nn.packed_weight import PackedWeight
+from triptych.spec.division import gathered_parts
 
 
 def shard(module: Transformer, mesh: DeviceMesh) -> None:
     """Divide the parameters of `module` over `mesh`, in place.  Packed weights and integers, which are not trained,
     stay whole."""
     whole = {p for p in module.parameters() if isinstance(p, PackedWeight) or not p.is_floating_point()}
-    stacks = [stack for stack in (module.encoder, module.decoder) if stack is not None]
-    for part in (*(block for stack in stacks for block in stack.blocks), module):
+    for part in (*map(module.get_submodule, gathered_parts(module.spec)), module):
         if any(parameter not in whole for parameter in part.parameters()):
             fully_shard(part, mesh=mesh, ignored_params=whole)
     for unit in sharded_parts(module):

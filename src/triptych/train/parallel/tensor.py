@@ -2,14 +2,14 @@
 
 The parameters of a divided part are `DTensor`s, for FSDP, the optimizer and checkpoints.  Its forward computes with
 this process' parts of them as plain tensors, between sums over the processes: heads of attention and columns of an MLP
-need one sum a sublayer.  `LAYOUT` says how each kind of part is divided; all else is the same in every process.
+need one sum a sublayer.  `spec.division` says what is divided; all else is the same in every process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn import functional as F
 
 from triptych.attention import Rows
+from triptych.errors import ConfigError
 from triptych.nn import Transformer
 from triptych.nn.attention import Attention
 from triptych.nn.feedforward import GLU, MLP
@@ -26,28 +27,16 @@ from triptych.nn.inputs import Embed, Table
 from triptych.nn.linear import Linear
 from triptych.nn.part import Module
 from triptych.nn.positions import Alibi, Positioned, T5Buckets
-from triptych.spec.parts import AttentionSpec
+from triptych.spec import ModelSpec
+from triptych.spec.division import own_heads, own_part
 from ..objectives import exact
 from ..ranks import SharedError
 from .collectives import entering, joined, summed, vocabulary_loss
 
-ROWS, COLUMNS, EVERYWHERE = Shard(0), Shard(1), Replicate()
-
-
-@dataclass(frozen=True)
-class Division:
-    """How the parameters of a part are divided, by name.  `partial` are those that every process has and whose gradient
-    is the sum of all processes'."""
-
-    divided: dict[str, Placement]
-    partial: tuple[str, ...] = ()
-
-
-#: A linear map whose outputs are divided, and one whose inputs are; with the factors of an adapter.
-BY_OUTPUTS = Division({"weight": ROWS, "bias": ROWS, "up": ROWS}, ("down",))
-BY_INPUTS = Division({"weight": COLUMNS, "down": COLUMNS}, ("up",))
-BY_VOCABULARY = Division({"weight": ROWS, "bias": ROWS})
-SINKS, BUCKETS, NORM = Division({"sinks": ROWS}), Division({"weight": COLUMNS}), Division({}, ("weight", "bias"))
+#: The tensors that every process has whole and whose gradient is the sum of all processes', by kind of part: of an
+#: adapter the factor that a map does not divide, and the norms of queries and keys.
+BY_OUTPUTS, BY_INPUTS, NORM = ("down",), ("up",), ("weight", "bias")
+_OF_FACTORS = {"up": 0, "down": 1}  # the dimension along which the other factor is divided
 
 
 class TensorParallel:
@@ -58,7 +47,11 @@ class TensorParallel:
         self.index, self.count = mesh.get_local_rank(), mesh.size()
         self._divided: dict[nn.Parameter, nn.Parameter] = {}
         self.whole_logits = True
-        check_divisible(module, self.count)
+        try:
+            own = own_part(module.spec, self.count)
+        except ConfigError as error:
+            raise SharedError(str(error)) from None
+        self._dimensions = _divided_dimensions(module, own)
         self._divide()
 
     def _divide(self) -> None:
@@ -68,7 +61,7 @@ class TensorParallel:
             elif isinstance(part, MLP | GLU):
                 self._feed_forward(part)
             elif isinstance(part, T5Buckets):
-                self._wrap(part, BUCKETS, name="prepare")
+                self._wrap(part, name="prepare")
             elif isinstance(part, Alibi):
                 replace_method(part, "prepare", partial(self._of_own_heads, part.prepare))
         stacks = [stack for stack in (self.module.encoder, self.module.decoder) if stack is not None]
@@ -79,7 +72,7 @@ class TensorParallel:
         head = self.module.head
         projection = getattr(head, "proj", None)
         if isinstance(projection, Linear) and self._divides(self.module.spec.vocab) and self._predicts(projection):
-            self._wrap(projection, BY_VOCABULARY, before=self._enter, after=self._join_logits)
+            self._wrap(projection, before=self._enter, after=self._join_logits)
             self.module.token_loss = self.token_loss
 
     def _predicts(self, projection: Linear) -> bool:
@@ -104,7 +97,7 @@ class TensorParallel:
                 self._wrap(norm, NORM)
         part.spec = own_heads(part.spec, self.count)
         if part.sinks is not None:
-            self._wrap(part, SINKS)
+            self._wrap(part)
 
     def _feed_forward(self, part: MLP | GLU) -> None:
         for linear in (part.up, part.gate) if isinstance(part, GLU) else (part.up,):
@@ -138,11 +131,11 @@ class TensorParallel:
         def run(ids: Tensor) -> Tensor:
             local = ids - first
             elsewhere = (local < 0) | (local >= own)
-            with self._parts(table, BY_VOCABULARY):
+            with self._parts(table):
                 found = F.embedding(local.masked_fill(elsewhere, 0), table.weight)
             return self._sum(found.masked_fill(elsewhere[:, None], 0.0))
 
-        self._distribute(table, BY_VOCABULARY)
+        self._distribute(table)
         replace_method(table, "forward", run)
 
     def _of_own_heads(self, prepare: Callable[..., Positioned], *rows: Any) -> Positioned:
@@ -172,26 +165,27 @@ class TensorParallel:
         return vocabulary_loss(logits, targets, self.index * logits.shape[1], smoothing, self.group)
 
     def _wrap(
-        self, part: Module[Any], division: Division, *, before: Callable[[Tensor], Tensor] | None = None,
+        self, part: Module[Any], whole: Sequence[str] = (), *, before: Callable[[Tensor], Tensor] | None = None,
         after: Callable[[Tensor], Tensor] | None = None, without: Sequence[str] = (), name: str = "forward",
     ) -> None:  # fmt: skip
-        """Divide the parameters of a part, and let its method `name` compute with those of this process."""
-        self._distribute(part, division)
+        """Divide the parameters of a part, and let its method `name` compute with those of this process; `whole` are
+        those that each has whole for its share of the work."""
+        self._distribute(part, whole)
         method = getattr(part, name)
 
         def run(x: Any, *others: Any) -> Any:
             x = x if before is None else before(x)
-            with self._parts(part, division, without):
+            with self._parts(part, whole, without):
                 out = method(x, *others)
             return out if after is None else after(out)
 
         replace_method(part, name, run)
 
-    def _distribute(self, part: nn.Module, division: Division) -> None:
+    def _distribute(self, part: nn.Module, whole: Sequence[str] = ()) -> None:
         for name, parameter in list(part._parameters.items()):
             if parameter is None or isinstance(parameter, DTensor):
                 continue
-            placement = division.divided.get(name, EVERYWHERE if name in division.partial else None)
+            placement = self._placement(name, parameter, whole)
             if placement is None:
                 continue
             if parameter not in self._divided:
@@ -202,14 +196,22 @@ class TensorParallel:
                     if other is parameter:
                         owner._parameters[own] = self._divided[parameter]
 
+    def _placement(self, name: str, parameter: nn.Parameter, whole: Sequence[str]) -> Placement | None:
+        if name in whole:
+            return Replicate()
+        if name in _OF_FACTORS:
+            return Shard(_OF_FACTORS[name])
+        dimension = self._dimensions.get(parameter)
+        return None if dimension is None else Shard(dimension)
+
     @contextmanager
-    def _parts(self, part: nn.Module, division: Division, without: Sequence[str] = ()) -> Iterator[None]:
+    def _parts(self, part: nn.Module, whole: Sequence[str] = (), without: Sequence[str] = ()) -> Iterator[None]:
         """Inside, the parameters of `part` are plain tensors, those of this process; those in `without` are None."""
         saved: dict[str, Any] = part._parameters
         own: dict[str, Any] = {}
         for name, parameter in saved.items():
             if isinstance(parameter, DTensor):
-                own[name] = parameter.to_local(grad_placements=[Partial()] if name in division.partial else None)
+                own[name] = parameter.to_local(grad_placements=[Partial()] if name in whole else None)
             else:
                 own[name] = parameter
         part._parameters = own | dict.fromkeys(without)
@@ -224,23 +226,12 @@ def replace_method(part: nn.Module, name: str, method: Callable[..., object]) ->
     setattr(part, name, method)
 
 
-def own_heads(spec: AttentionSpec, count: int) -> AttentionSpec:
-    """Attention with the heads of one of `count` processes."""
-    q, k, v = (replace(linear, outputs=linear.outputs // count) for linear in (spec.q, spec.k, spec.v))
-    out = replace(spec.out, inputs=spec.out.inputs // count)
-    return replace(spec, heads=spec.heads // count, kv_heads=spec.kv_heads // count, q=q, k=k, v=v, out=out)
-
-
-def check_divisible(module: Transformer, count: int) -> None:
-    """Raises ConfigError where a layer cannot be divided among `count` processes."""
-    for name, part in module.named_modules():
-        sizes: dict[str, int] = {}
-        if isinstance(part, Attention):
-            sizes = {"heads": part.spec.heads, "key/value heads": part.spec.kv_heads}
-        elif isinstance(part, MLP | GLU):
-            sizes = {"hidden numbers": part.up.spec.outputs}
-        for what, size in sizes.items():
-            if size % count:
-                raise SharedError(
-                    f"parallel.tensor = {count} does not divide the {size} {what} of {name}; choose a number that does"
-                )
+def _divided_dimensions(module: Transformer, own: ModelSpec) -> dict[nn.Parameter, int]:
+    """The dimension along which each parameter is divided, of those that are."""
+    whole, parts = module.spec.shapes(), own.shapes()
+    return {
+        module.get_parameter(name): dimension
+        for name, shape in whole.items()
+        for dimension, (size, own_size) in enumerate(zip(shape, parts[name], strict=True))
+        if size != own_size
+    }
