@@ -201,7 +201,8 @@ def test_a_hundred_losses_on_four_processes(four: Processes, kind: str, mesh: Me
 @pytest.mark.heavy
 @pytest.mark.parametrize("objective", list(DRAW))
 def test_every_objective(two: Processes, objective: str) -> None:
-    dtype = "float32" if objective in ("speech", "preference") else "float64"  # frames and references are fp32
+    in_fp32 = ("speech", "preference", "distilled")  # frames, references and teachers are fp32
+    dtype = "float32" if objective in in_fp32 else "float64"
     for seed in range(2):
         case = DRAW[objective](seed)
         pickled = pickle.dumps((case.module, case.examples))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import cli_models
 import parallel_cases
 from parallel_cases import ALONE, largest_difference, tables
 from parallel_processes import Mesh, Processes
@@ -78,11 +79,12 @@ def test_what_cannot_be_parallel_is_refused_in_a_line(two: Processes, data: str,
     if mesh[1] > 1:
         cases.append(({"run": {"accumulate": 4}}, "raise run.rows to at least 8"))
     else:
+        cases.append(({"distill": {"teacher": str(cli_models.checkpoint("decoder"))}}, "set parallel.tensor = 1"))
         cases.append(({"model": {"num_attention_heads": 3, "num_key_value_heads": 3}}, "parallel.tensor = 2"))
     for changes, says in cases:
         recipe = tables(data, None, mesh)
         for table, keys in changes.items():
-            recipe[table] = recipe[table] | keys
+            recipe[table] = recipe.get(table, {}) | keys
         errors = two.run("errors_of", mesh, recipe=recipe)
         assert all(says in error and "\n" not in error for error in errors), errors
 
@@ -104,6 +106,19 @@ def test_the_reference_of_preferences_is_divided_too(two: Processes, data: str, 
     assert abs(expected[0] - math.log(2)) < 1e-6  # nothing is gained over the reference yet
     assert abs(expected[-1] - math.log(2)) > 0.01
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize("mesh", [(1, 2, 1), (2, 1, 1)], ids=str)
+def test_a_teacher_in_several_processes(two: Processes, data: str, tmp_path: Path, mesh: Mesh) -> None:
+    """It runs in each step, or its store is written by all of them and read by one."""
+    teacher = {"teacher": str(cli_models.checkpoint("decoder")), "top": 9}
+    for name, store in (("online", {}), ("stored", {"store": str(tmp_path / "store")})):
+        recipes = [tables(data, None, of, distill=teacher | store) for of in (mesh, None)]
+        weights, losses = two.run("taught", mesh, recipe=recipes[0])
+        expected, alone_losses = parallel_cases.taught(ALONE, recipe=recipes[1])
+        assert largest_difference(weights, expected) < WEIGHTS, name
+        assert max(abs(a - b) for a, b in zip(losses, alone_losses, strict=True)) < 1e-5, name
+    assert len(list((tmp_path / "store").iterdir())) > 5
 
 
 # ---------------------------------------------------------------- as a user starts them

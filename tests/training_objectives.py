@@ -22,6 +22,7 @@ from triptych.text import Encoded
 from triptych.train import Example, causal, seq2seq
 from triptych.train.audio_records import Speech, SpokenExample
 from triptych.train.contrastive import TextPair
+from triptych.train.distill_loss import Distillation, TeacherModel
 from triptych.train.image_tasks import CaptionExample, RecordImage, labelled_images
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, ReplacedLoss, SeveralLoss, SpanLoss, labelled
 from triptych.train.preference import PreferenceLoss, PreferencePair
@@ -319,8 +320,42 @@ def preference(seed: int) -> Case:
     return case_of(random, reference, module, examples, theirs)
 
 
+def distilled(seed: int) -> Case:
+    """Next tokens with a teacher of another family, often with more or fewer logits: the sums are written out."""
+    random = Random(f"distilled {seed}")
+    reference, module = decoder(DECODERS[seed % len(DECODERS)], seed)
+    teacher, its_module = decoder(DECODERS[(seed + 5) % len(DECODERS)], seed + 100)
+    vocab = min(reference.config.vocab_size, teacher.config.vocab_size)
+    rows = ragged(random, reference.config, vocab=vocab, low=3)
+    top, heat = random.choice([None, 1, 4, vocab]), random.choice([0.7, 1.0, 3.0])
+    weight = random.choice([0.3, 0.8, 1.0])
+    frozen = TeacherModel(its_module.eval().requires_grad_(False), vocab, heat, top)
+    distillation = Distillation(frozen, vocab, heat, weight)
+    teacher.eval()
+
+    def of_row(model: Any, row: Sequence[int]) -> Tensor:
+        """The sum over the tokens of a row."""
+        logits = model(input_ids=torch.tensor([row])).logits[0, :-1]
+        with torch.no_grad():
+            theirs = torch.softmax(teacher(input_ids=torch.tensor([row])).logits[0, :-1, :vocab] / heat, -1)
+        own = torch.softmax(logits[:, :vocab] / heat, -1)
+        kept = torch.zeros_like(theirs).scatter(-1, theirs.topk(top or vocab).indices, 1.0)
+        apart = (kept * theirs * (theirs.log() - own.log())).sum()
+        if kept.sum() < kept.numel():
+            p, q = ((one * (1 - kept)).sum(-1) for one in (theirs, own))
+            apart = apart + (p * (p.log() - q.log())).sum()
+        tokens = -torch.log_softmax(logits, -1).gather(-1, torch.tensor(row[1:])[:, None]).sum()
+        return (1 - weight) * tokens + weight * heat * heat * apart
+
+    def theirs(model: Any) -> Tensor:
+        return torch.stack([of_row(model, row) for row in rows]).sum() / sum(len(row) - 1 for row in rows)
+
+    return case_of(random, reference, module, [distillation.row(causal(row)) for row in rows], theirs)
+
+
 DRAW: dict[str, Callable[[int], Case]] = {
     "next token": next_token, "masked": masked, "seq2seq": to_sequence, "corruption": corruption, "labels": labels,
     "tags": tags, "spans": spans, "replaced": replaced, "images": image_labels, "speech": speech,
     "contrast": contrast, "captions": captions, "preference": preference,
+    "distilled": distilled,
 }  # fmt: skip

@@ -28,6 +28,7 @@ from .checkpoints import Checkpoints, read_checkpoint, read_progress, restore_op
 from .contrastive import ContrastiveTask
 from .data import Windows
 from .disk_and_memory import DiskSpace, check_recipe_memory, check_step_memory
+from .distill import check_objective, distilled
 from .image_tasks import CaptionTask, ImageLabelTask
 from .label_tasks import LabelTask, SpanTask, TagTask
 from .loop import Event, Progress, Trainer
@@ -40,6 +41,7 @@ from .settings import Config
 from .sources import FOLDED, SHAKESPEARE
 from .step_logs import check_logs, step_logs
 from .task import HeadTask, ObjectiveTask
+from .teacher_store import TeacherStore
 from .text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, PlainTextTask, ReplacedTask
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
@@ -70,8 +72,8 @@ _READ_BY: dict[str, tuple[Objective, ...]] = {
 class Job:
     """Everything of one run.  `words` is the tokenizer, None for a model that reads no text; `files` are what its
     checkpoints hold beside weights, config and tokenizer, `origin` the checkpoint it was resumed from, `skipped` the
-    newer ones that are not valid, with the reason, `notes` what a user should know of the data, and `lock` the lock on
-    `run.out`, which a resumed job holds until it has run."""
+    newer ones that are not valid, with the reason, `notes` what a user should know of the data, `store` where a
+    teacher's logits are, and `lock` the lock on `run.out`, which a resumed job holds until it has run."""
 
     recipe: Recipe
     trainer: Trainer
@@ -81,6 +83,7 @@ class Job:
     origin: Path | None = None
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    store: TeacherStore | None = None
     lock: RunLock | None = field(default=None, repr=False)
 
     @property
@@ -141,6 +144,7 @@ class Job:
         """`run` once everything is set."""
         trainer, out = self.trainer, self.recipe.run.out
         if out is None:
+            self._complete_store()
             trainer.run(until)
             return
         self.lock = self.lock or RunLock(out)
@@ -174,6 +178,7 @@ class Job:
                 with suppress(RuntimeError):  # the signal came while a line was written, and a file takes one at a time
                     trainer.on_note("the run stops after this step and is saved; a second Ctrl-C stops it at once")
 
+            self._complete_store()
             trainer.on_save, trainer.on_step = save, logged
             in_background = self.recipe.run.save_in_background
             writer = held.enter_context(CheckpointWriter(checkpoints, trainer.stop, in_background=in_background))
@@ -187,6 +192,11 @@ class Job:
                     writer.wait()
             if stopped:
                 raise Interrupted((*received, signal.SIGTERM)[0], trainer.at.step, Path(out))
+
+    def _complete_store(self) -> None:
+        """Let the teacher compute what its store lacks, before the seconds of the run begin."""
+        if self.store is not None and self.trainer.done < 1.0:
+            self.store.complete(self.trainer.ranks, self.trainer.on_note)
 
     def check_memory(self) -> None:
         """Raises InputError where the next step does not fit into the memory that is free."""
@@ -333,6 +343,7 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
     """
     settings, data, name = recipe.objective, recipe.data, recipe.objective.name
     check_logs(recipe.run.logs)
+    check_objective(recipe)
     if data.shards and not issubclass(_TASKS[name], PlainTextTask):
         known = [one for one, task in _TASKS.items() if issubclass(task, PlainTextTask)]
         raise ConfigError(f"data.shards are plain text, for {', '.join(known)}; objective {name} reads no such data")
@@ -362,9 +373,10 @@ def _job(recipe: Recipe, task: ObjectiveTask, base: StartingModel, at: Progress 
     task.words, task.files, task.ranks = base.tokenizer, base.files, ranks
     data, held_out = task.data(module, max(run.length, run.rows * run.length // run.accumulate))
     check_agreement(ranks, recipe.model_dump(mode="json"), run_facts(data, recipe, ranks, at))
+    rows, store = distilled(recipe, task, module, data)
     optimizer = Optimizer(module, recipe.optimizer, ranks)
-    trainer = Trainer(module, data, optimizer, recipe.schedule, run, held_out, at, ranks)
+    trainer = Trainer(module, rows, optimizer, recipe.schedule, run, held_out, at, ranks)
     if isinstance(data, Windows) and len(data.stream) < data.length:
         size = counted(len(data.stream), "token")
         task.notes.append(f"the training text has {size}, fewer than a row may have, so that each row is all of it")
-    return Job(recipe, trainer, base.tokenizer, base.hf, base.files, notes=tuple(task.notes))
+    return Job(recipe, trainer, base.tokenizer, base.hf, base.files, notes=tuple(task.notes), store=store)

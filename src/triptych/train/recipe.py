@@ -21,6 +21,7 @@ from triptych.errors import ConfigError, nearest, shown
 from triptych.families.named_configs import NAMED
 from triptych.shards.shard_set import holds_shards
 from .base_model import AdapterRecipe, BaseSettings
+from .distill_loss import DistillSettings
 from .optimizer import OptimizerSettings, Schedule
 from .parallel.settings import ParallelSettings
 from .settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, suggestion
@@ -170,6 +171,7 @@ class Recipe(RecipeSection):
     schedule: Schedule = Schedule()
     adapter: AdapterRecipe | None = None
     """With this table an adapter of the model at `model.path` is trained, and the model stays as it is."""
+    distill: DistillSettings | None = None
     parallel: ParallelSettings | None = None
     """With this table several processes train."""
 

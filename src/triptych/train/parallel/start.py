@@ -178,6 +178,8 @@ def _problems(recipe: Recipe, settings: ParallelSettings, module: Transformer) -
         yield "run.compile is for processes with parallel.tensor = 1 and models without dropout; leave it out"
     if settings.tensor > 1 and recipe.adapter is not None and recipe.adapter.dora:
         yield "adapter.dora needs whole rows of each matrix; set parallel.tensor = 1"
+    if settings.tensor > 1 and recipe.distill is not None:
+        yield "distill compares whole rows of logits, which parallel.tensor divides; set parallel.tensor = 1"
     if settings.tensor > 1 and module.has_packed_weights:
         yield "packed weights are not divided; set parallel.tensor = 1, or model.dequantize = true"
     for name, part in module.spec.walk():
