@@ -18,6 +18,7 @@ from triptych.probe import Where
 from triptych.spec import full
 from triptych_lectures import labs
 from triptych_lectures.labs import convolution, gates, order, probe
+from triptych_lectures.labs.convolution import ConvolutionLab
 from triptych_lectures.labs.counting import longest_chain
 from triptych_lectures.labs.gates import GatesLab
 from triptych_lectures.labs.generated_tasks import TrainedRun
@@ -120,6 +121,9 @@ def test_the_longest_chain_is_counted_by_hand() -> None:
     assert longest_chain(a + b) == 0
     x = torch.randn(1, 7, 3, requires_grad=True)
     assert longest_chain(nn.GRU(3, 3, batch_first=True)(x)[0]) == 7
+    attended = ConvolutionLab()._cost(convolution.ATTENTION, 16)
+    assert attended.chain == 4  # a projection, the scores, the weighted sum, the output, whatever kernels there are
+    assert attended.flops == 2 * 16 * 4 * 64 * 64 + 4 * 16 * 16 * 64
 
 
 # ---------------------------------------------------------------- order

@@ -28,6 +28,7 @@ from .small_models import curve, descend, line_table, parameters
 
 PLAIN, DILATED, RECURRENT, ATTENTION = "convolutions", "dilated convolutions", "GRU", "attention"
 BEYOND = 3  # distances outside the reach of the dilated convolutions that are tested
+STEPS = "materialized"  # the path of `attend` whose two products are torch's own, which can be counted
 
 
 class ConvolutionLab(Lab):
@@ -183,9 +184,9 @@ class ConvolutionLab(Lab):
             gru = nn.GRU(width, width, batch_first=True)
             layer, run = gru, lambda: gru(x)[0]
         elif name == ATTENTION:
-            q, k, v, out = (nn.Linear(width, width, bias=False) for _ in range(4))
-            layer = nn.ModuleList([q, k, v, out])
-            run = lambda: out(attend(q(x)[:, None], k(x)[:, None], v(x)[:, None], mask=causal())[:, 0])  # noqa: E731
+            *qkv, out = (nn.Linear(width, width, bias=False) for _ in range(4))
+            layer = nn.ModuleList([*qkv, out])
+            run = lambda: out(attend(*(w(x)[:, None] for w in qkv), mask=causal(), path=STEPS)[:, 0])  # noqa: E731
         else:
             stack = self._stack(name, self.layers, 1, 0)
             layer, run = stack.layers, lambda: stack.states(x)
