@@ -1,5 +1,6 @@
 """`lab gates`, `lab convolution`, `lab order` and `lab probe`: PASS, and FAIL when what they test is broken."""
 
+import math
 from itertools import permutations
 from typing import Any
 
@@ -43,6 +44,20 @@ def test_gates_tells_forget_biases_apart() -> None:
     claims = few_steps()
     assert FACTORS not in claims
     assert ATTENDED in claims
+
+
+def test_gates_says_in_words_that_a_lag_was_not_learned() -> None:
+    lab, back = GatesLab(), GatesLab().back
+    falling = {name: [0.5**steps for steps in back] for name in gates.READERS}
+    needed = {name: dict.fromkeys((4, 8, 16), 50) for name in gates.RECURRENT}
+    needed |= {name: dict.fromkeys((4, 8), 50) for name in (gates.PLAIN, gates.LSTMS[0])}
+    tried = {name: {lag: [30.0] * 5 for lag in lab.lags} for name in gates.READERS}
+    tried[gates.PLAIN][8] = [130.0, *[math.inf] * 4]
+    measured = gates.Measured(lab, falling, falling, needed, tried, gates.GRU, 0.1)
+    text = [*measured.conclusion][1].text
+    assert "8 (plain RNN)" in text
+    assert "lags that one initialization learned" in text
+    assert "the median of 5 is beyond these steps in the plain RNN and 30 steps with forget bias 1" in text
 
 
 def test_gates_fails_when_all_forget_biases_are_0(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ from .small_models import curve, descend, line_table, parameters
 
 PLAIN, DILATED, RECURRENT, ATTENTION = "convolutions", "dilated convolutions", "GRU", "attention"
 BEYOND = 3  # distances outside the reach of the dilated convolutions that are tested
-STEPS = "materialized"  # the path of `attend` whose two products are torch's own, which can be counted
 
 
 class ConvolutionLab(Lab):
@@ -176,7 +175,7 @@ class ConvolutionLab(Lab):
         return math.inf
 
     def _cost(self, name: str, tokens: int) -> LayerCost:
-        """Of the layers alone, on embedded tokens."""
+        """Of the layers alone, on embedded tokens; attention by the path whose products are torch's own."""
         x, width = torch.randn(1, tokens, self.width, requires_grad=True), self.width
         layer: nn.Module
         run: Callable[[], Tensor]
@@ -186,7 +185,7 @@ class ConvolutionLab(Lab):
         elif name == ATTENTION:
             *qkv, out = (nn.Linear(width, width, bias=False) for _ in range(4))
             layer = nn.ModuleList([*qkv, out])
-            run = lambda: out(attend(*(w(x)[:, None] for w in qkv), mask=causal(), path=STEPS)[:, 0])  # noqa: E731
+            run = lambda: out(attend(*(w(x)[0] for w in qkv), mask=causal(), path="materialized"))  # noqa: E731
         else:
             stack = self._stack(name, self.layers, 1, 0)
             layer, run = stack.layers, lambda: stack.states(x)
