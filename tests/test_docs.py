@@ -97,3 +97,10 @@ def test_the_glossary_is_short_and_its_places_exist() -> None:
     for suffix in re.findall(r"`\.\.\.(\w+)`", page):
         named = re.compile(rf"^class \w+{suffix}\b", re.MULTILINE)
         assert any(named.search(path.read_text("utf-8")) for path in ROOT.glob("src/triptych/**/*.py"))
+
+
+def test_no_page_denies_that_several_gpus_train() -> None:
+    """As `docs/concepts/parallel.md` says how they do, and `[parallel]` is a table of recipes."""
+    for page in sorted(ROOT.glob("docs/**/*.md")):
+        text = " ".join(page.read_text("utf-8").split())
+        assert "GPUs is not supported" not in text, page.name

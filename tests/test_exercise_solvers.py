@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -92,6 +93,13 @@ def test_a_wrong_answer_is_noticed(name: str) -> None:
         changed = list(drawn.questions)
         changed[place] = dataclasses.replace(question, answer=wrong)
         assert list(differences(dataclasses.replace(drawn, questions=tuple(changed)))), question.text
+
+
+def test_l0_5_asks_for_one_head_where_several_exceed_their_habit() -> None:
+    question = exercises.variant("L0.5", 0).questions[1]
+    ratios = [float(one) for one in re.findall(r"\[(.*?)\]", question.solution)[0].split(", ")]
+    assert sum(ratio > 1 for ratio in ratios) > 1
+    assert "by the largest factor" in question.text
 
 
 @pytest.mark.parametrize("name", ["L0.5", "L2.1", "L4.3", "L4.11", "L4.17", "L4.20"])

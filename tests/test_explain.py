@@ -342,6 +342,13 @@ def test_an_example_comes_to_the_lecture_s_figures(name: str) -> None:
         assert not changed(walk, i, "makes", 0).agrees
 
 
+def test_the_flops_of_l4_9_say_which_model_they_are_of() -> None:
+    step, *_ = worked("L4.9").steps
+    assert "36 layers × 32 heads" in step.formula
+    assert "Qwen3-4B" in step.meaning
+    assert step.makes[0].value[0, 0] == 36 * 32 * 4 * 2048**2 * 128
+
+
 def test_the_shapes_of_the_lectures() -> None:
     """L2 example 2 and practice 2, L4's trace."""
     shapes = {"L2.example-2": (2, 3, 3), "L2.2": (16, 128, 128), "L4.shapes": (8, 10, 10)}

@@ -47,7 +47,7 @@ def ignore_edits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bank_passes(loaded: None, smollm2: Model) -> None:
     """Head 4.2 was found on these sentences; with other words in the place of "river" it does not stand out."""
-    text = passes(run("bank")).meaning
+    text = passes(run("bank", Setup(seed=77))).meaning  # which quotes a command that has no seed
     link = smollm2.link("She sat by the river bank", "bank", "river")
     [own] = [row for row in link.rows if (row.layer, row.head) == (4, 2)]
     assert not own.above

@@ -90,7 +90,7 @@ def test_of_few_rows_the_error_may_be_less_than_expected_and_nothing_calls_it_po
     single, new = in_context._name(1), in_context._name(None)
     said = next(iter(sizes._conclusion({single: none, new: lookup}, lookup, none)))
     assert lookup.errors[-1] < sizes.best_errors()[-1]
-    assert "to 0% at the last; the least to be expected is 3%" in said.statement
+    assert "to 0% at the last; 3% is expected of the best rule" in said.statement
     assert "possible" not in said.statement + "".join(check.claim for check in said.checks)
 
 

@@ -1,5 +1,6 @@
 """`lab gates`, `lab convolution`, `lab order` and `lab probe`: PASS, and FAIL when what they test is broken."""
 
+import math
 from itertools import permutations
 from typing import Any
 
@@ -18,6 +19,7 @@ from triptych.probe import Where
 from triptych.spec import full
 from triptych_lectures import labs
 from triptych_lectures.labs import convolution, gates, order, probe
+from triptych_lectures.labs.convolution import ConvolutionLab
 from triptych_lectures.labs.counting import longest_chain
 from triptych_lectures.labs.gates import GatesLab
 from triptych_lectures.labs.generated_tasks import TrainedRun
@@ -42,6 +44,20 @@ def test_gates_tells_forget_biases_apart() -> None:
     claims = few_steps()
     assert FACTORS not in claims
     assert ATTENDED in claims
+
+
+def test_gates_says_in_words_that_a_lag_was_not_learned() -> None:
+    lab, back = GatesLab(), GatesLab().back
+    falling = {name: [0.5**steps for steps in back] for name in gates.READERS}
+    needed = {name: dict.fromkeys((4, 8, 16), 50) for name in gates.RECURRENT}
+    needed |= {name: dict.fromkeys((4, 8), 50) for name in (gates.PLAIN, gates.LSTMS[0])}
+    tried = {name: {lag: [30.0] * 5 for lag in lab.lags} for name in gates.READERS}
+    tried[gates.PLAIN][8] = [130.0, *[math.inf] * 4]
+    measured = gates.Measured(lab, falling, falling, needed, tried, gates.GRU, 0.1)
+    text = [*measured.conclusion][1].text
+    assert "8 (plain RNN)" in text
+    assert "lags that one initialization learned" in text
+    assert "the median of 5 is beyond these steps in the plain RNN and 30 steps with forget bias 1" in text
 
 
 def test_gates_fails_when_all_forget_biases_are_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +136,9 @@ def test_the_longest_chain_is_counted_by_hand() -> None:
     assert longest_chain(a + b) == 0
     x = torch.randn(1, 7, 3, requires_grad=True)
     assert longest_chain(nn.GRU(3, 3, batch_first=True)(x)[0]) == 7
+    attended = ConvolutionLab()._cost(convolution.ATTENTION, 16)
+    assert attended.chain == 4  # a projection, the scores, the weighted sum, the output, whatever kernels there are
+    assert attended.flops == 2 * 16 * 4 * 64 * 64 + 4 * 16 * 16 * 64
 
 
 # ---------------------------------------------------------------- order

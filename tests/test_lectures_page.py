@@ -8,6 +8,7 @@ import copy
 import re
 import shlex
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -21,8 +22,8 @@ import test_lectures
 from cli_models import Captured
 from programs import program
 from triptych.cli.app import app
-from triptych.explain import EXAMPLES
-from triptych_lectures.labs import LABS
+from triptych.explain import EXAMPLES, worked
+from triptych_lectures.labs import LABS, corrections
 from triptych_lectures.labs.lab import Check, Clause, LabResult, Setup
 from triptych_lectures.labs.lookup_and_order import SoftVsHardLab
 
@@ -205,6 +206,28 @@ def test_the_tests_named_are_there(data: Data) -> None:
 
 def test_figures_are_in_the_tests(data: Data) -> None:
     assert not unheld(data)
+
+
+def test_shapes_beside_an_example_are_those_that_it_ends_in(data: Data) -> None:
+    """Whoever runs the example sees the shapes that stand beside it, with their axes in the same order."""
+    shape, compared = re.compile(r"\(\d+(?:, \d+)+\)|\d+×\d+"), 0
+    for _, name, entry in lectures.entries(data):
+        ends = " ".join(worked(example).outcome for example in entry.get("examples", []))
+        for figure in filter(shape.fullmatch, quoted(entry) if ends else []):
+            assert figure.replace(" ", "") in ends.replace(" ", ""), (name, figure)
+            compared += 1
+    assert compared > 10
+
+
+def test_a_correction_stands_on_the_page_of_the_lecture_that_the_lab_names(data: Data) -> None:
+    stated = tomllib.loads((Path(corrections.__file__).with_suffix(".toml")).read_text("utf-8"))["statements"]
+    said = {name.replace("_", "-"): one["lecture"] for name, one in stated.items()}
+    pages: dict[str, str] = {}  # the first lecture that lists a correction has it on its page
+    for lecture, one in data["path"]["lecture"].items():
+        pages = dict.fromkeys(one["corrections"], lecture) | pages
+    both = pages.keys() & said
+    assert len(both) > 7
+    assert {name: pages[name] for name in both if pages[name] not in said[name]} == {}
 
 
 def test_commands_parse(data: Data) -> None:

@@ -186,8 +186,8 @@ def _quadratic() -> Example:
     short, long = (sum(one.values()) for one in parts)
     linear = ShownTensor("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
     steps = [
-        WalkStep("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",
-                 [shown], once_more),
+        WalkStep("FLOPs", "Scores and sums", "36 layers × 32 heads × (2 T² K + 2 T² V), K = V = 128",
+                 "Every query against every key, in the shapes of Qwen3-4B.", [shown], once_more),
         WalkStep("FLOPs", "Ratio", "32,768² / 2,048²", "Sixteen times the tokens, 256 times the work.", [ratio],
                  lambda g: g["flops"][0, 1:] / g["flops"][0, :1]),
         WalkStep("FLOPs", "Ratio of all other products", "32,768 / 2,048", "They are linear in T.", [linear],

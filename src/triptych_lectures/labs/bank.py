@@ -97,7 +97,7 @@ class BankLab(Lab):
         senses_of = Senses(model, *self.senses)
         within, between = senses_of.lines(senses_of.true)
         content = pair.content()
-        link = model.link(f"{self.start} {self.word} {self.ambiguous}", *self._words(), seed=setup.seed)
+        link = model.link(f"{self.start} {self.word} {self.ambiguous}", *self._words())
         yield self._separated(min(whole), left[0], left[3], nothing_else)
         yield self._few_heads(left[1], left[2], pair.mean(late) / pair.mean(early))
         yield self._two_senses(senses_of)

@@ -175,7 +175,7 @@ class ConvolutionLab(Lab):
         return math.inf
 
     def _cost(self, name: str, tokens: int) -> LayerCost:
-        """Of the layers alone, on embedded tokens."""
+        """Of the layers alone, on embedded tokens; attention by the path whose products are torch's own."""
         x, width = torch.randn(1, tokens, self.width, requires_grad=True), self.width
         layer: nn.Module
         run: Callable[[], Tensor]
@@ -183,9 +183,9 @@ class ConvolutionLab(Lab):
             gru = nn.GRU(width, width, batch_first=True)
             layer, run = gru, lambda: gru(x)[0]
         elif name == ATTENTION:
-            q, k, v, out = (nn.Linear(width, width, bias=False) for _ in range(4))
-            layer = nn.ModuleList([q, k, v, out])
-            run = lambda: out(attend(q(x)[:, None], k(x)[:, None], v(x)[:, None], mask=causal())[:, 0])  # noqa: E731
+            *qkv, out = (nn.Linear(width, width, bias=False) for _ in range(4))
+            layer = nn.ModuleList([*qkv, out])
+            run = lambda: out(attend(*(w(x)[0] for w in qkv), mask=causal(), path="materialized"))  # noqa: E731
         else:
             stack = self._stack(name, self.layers, 1, 0)
             layer, run = stack.layers, lambda: stack.states(x)

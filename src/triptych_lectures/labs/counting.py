@@ -135,7 +135,7 @@ _IN_ONE = {"AddmmBackward0": 1, "MmBackward0": 1, "BmmBackward0": 1, "BaddbmmBac
 def longest_chain(out: Tensor) -> int:
     """The most matrix products and convolutions on one path to `out`: each has to wait for the one before it.
 
-    They are counted in autograd's graph; a fused kernel of attention is two, the scores and the sum of the values.
+    They are counted in autograd's graph: torch's fused attention is two products, one in C of this library none.
     """
     longest: dict[Any, int] = {}
     stack: list[Any] = [out.grad_fn]

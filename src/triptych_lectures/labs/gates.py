@@ -233,10 +233,9 @@ class Measured:
     @property
     def conclusion(self) -> Clauses:
         lab, falls = self.lab, power(self.lab.back, self.before[ATTENTION])
-        old, new = self.factors
+        (old, new), (closed, open_, wide) = self.factors, LSTMS
         lag = {name: max(self.needed[name], default=1) for name in RECURRENT}  # 1 needs no memory of a step before
         (first, second, *_), last, starts, gated = lab.lags, lab.lags[-1], lab.starts, self.furthest
-        closed, open_, wide = LSTMS
         far, learn = self.learned(gated, last), f"initializations of {starts} that learn"
         guess, gates = 1 / lab.symbols, min(old[name] for name in GATED) - old[PLAIN]
         medians = {at: median(each) for at, each in self.tried[ATTENTION].items()}
@@ -245,6 +244,7 @@ class Measured:
         counts = {at: self.learned(ATTENTION, at) for at in lab.lags}
         rise = min((PLAIN, GRU, closed), key=lambda name: new[name] - old[name])
         in_order = ", ".join(f"{lag[name]} ({name})" for name in RECURRENT)
+        needed = [f"{at:g} steps" if math.isfinite(at) else "beyond these steps" for at in (plain, biased)]
         yield clause(
             f"Before training each further step leaves {old[PLAIN]:.2f} of the first token's gradient in a plain"
             f" RNN, {old[GRU]:.2f} in a GRU, and {old[closed]:.2f}, {old[open_]:.2f} and {old[wide]:.2f} in an LSTM"
@@ -255,8 +255,8 @@ class Measured:
             instead="The gradient did not tell the networks apart as expected",
         )
         yield clause(
-            f"With at most {lab.steps} steps, the longest lags learned are {in_order}. For lag {second} the median"
-            f" of {starts} initializations is {plain:g} steps in the plain RNN and {biased:g} with forget bias 1.",
+            f"With at most {lab.steps} steps, the longest lags that one initialization learned are {in_order}. For lag"
+            f" {second} the median of {starts} is {needed[0]} in the plain RNN and {needed[1]} with forget bias 1.",
             Check("longest lag learned, GRU over plain RNN", lag[GRU] / lag[PLAIN], least=2),
             Check(f"steps for lag {second}, median: plain RNN over forget bias 1", plain / biased, least=2),
             Check("longest lag learned, forget bias 3 over 0", lag[wide] / lag[closed], least=2),

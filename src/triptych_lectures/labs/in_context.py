@@ -65,7 +65,7 @@ class InContextLab(Lab):
         shown, hidden = (every.share(shown=shown) for shown in (True, False))
         yield clause(
             f"On functions that were never trained the error falls from {errors[0]:.0%} at the first example of a"
-            f" row to {errors[-1]:.0%} at the last; the least to be expected is {self.best_errors()[-1]:.0%}.",
+            f" row to {errors[-1]:.0%} at the last; {self.best_errors()[-1]:.0%} is expected of the best rule.",
             Check(f"{new}: {fall} from the first half of the row to the second, {of}", used, 0.5, 1.25),
             instead="The examples of a row were not used as far as they can be",
         )
