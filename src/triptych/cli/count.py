@@ -81,12 +81,22 @@ def count(
         asked = PlanOptions(
             gpus, memory, length, batch, precision or "bf16", optimizer or "adamw", flops, bandwidth, between, per_node
         )
-        left = {"--context": context, "--dtype": None if dtype == "fp16" else dtype, "--cache-dtype": cache_dtype}
+        left: dict[str, object] = {
+            "--context": context,
+            "--dtype": None if dtype == "fp16" else dtype,
+            "--cache-dtype": cache_dtype,
+        }
         left |= {"--speed": speed or None, "--read": read, "--matmul": matmul}
         _refuse(left, "is not for --train; leave it out")
         show_plan(header_of(model, ignore or (), offline=offline).spec, asked, as_json=as_json)
         return
-    plans = {"--gpus": gpus, "--memory": memory, "--length": length, "--precision": precision, "--optimizer": optimizer}
+    plans: dict[str, object] = {
+        "--gpus": gpus,
+        "--memory": memory,
+        "--length": length,
+        "--precision": precision,
+        "--optimizer": optimizer,
+    }
     plans |= {"--flops": flops, "--bandwidth": bandwidth, "--between": between, "--per-node": per_node}
     _refuse(plans, "is for --train; give both, or leave it out")
     batch = batch or 1

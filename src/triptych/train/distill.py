@@ -13,12 +13,12 @@ from triptych.checkpoints.adapter_files import WEIGHTS, base_digest, read_adapte
 from triptych.checkpoints.adapters import with_base
 from triptych.checkpoints.header import Header, read_header
 from triptych.checkpoints.load_weights import read_weights
+from triptych.count.training import size
 from triptych.errors import ConfigError
 from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
 from .data import CausalText, Data, EpochRows, HiddenWords
-from .disk_and_memory import size
 from .distill_loss import Distillation, DistilledRows, DistillSettings, TeacherModel
 from .objectives import Example
 from .recipe import Objective, Recipe

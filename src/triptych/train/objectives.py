@@ -142,7 +142,7 @@ class TrainingBatch:
         most = max_logits // module.spec.vocab
         counts = torch.bincount(self.rows.row_of(self.at.device)[self.at], minlength=len(self.rows)).tolist()
         sides = zip(torch.split(x, counts), torch.split(self.targets, counts), strict=True)
-        of_part = partial(_nats, module, self.rows)
+        of_part: Callable[..., Tensor] = partial(_nats, module, self.rows)
         if len(x) > most:  # the logits of all rows together are too many to be kept: they are computed again
             of_part = partial(checkpoint, of_part, use_reentrant=False)
         return torch.stack([torch.stack([of_part(*part) for part in _parts(most, *side)]).sum() for side in sides])

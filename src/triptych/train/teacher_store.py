@@ -26,9 +26,9 @@ from triptych.attention import Rows
 from triptych.checkpoints.safetensors import open_file
 from triptych.checkpoints.save import replacing, target_of, write_safetensors
 from triptych.count import MAX_LOGITS
+from triptych.count.training import size
 from triptych.errors import CheckpointError, ConfigError, counted, shown
 from .data import groups
-from .disk_and_memory import size
 from .distill_loss import DistilledExample, Entries, TeacherModel
 from .objectives import Example, TrainingBatch
 from .ranks import Ranks
