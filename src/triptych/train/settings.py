@@ -83,7 +83,7 @@ class RunSettings(RecipeSection):
     threads: Annotated[Positive, Field(le=2**16)] | None = None
     """Largest number of CPU threads, by default those of the machine; a small model is no faster with more than one."""
     device: str = "cpu"
-    """`cpu`, or `cuda` or `cuda:N` for a GPU.  A run uses one device."""
+    """`cpu`, or `cuda` or `cuda:N` for a GPU.  A process uses one device."""
     evaluate_every: Share = 0.1
     """Evaluate on the held-out data each time this share of the run is done, in [0, 1]; 0 is never."""
     save_every: Share = 0.1
