@@ -1,6 +1,6 @@
 """The memory of processes that train one model: what `triptych count --train` says, and the peak of each (VmHWM).
 
-    python bench/parallel_memory.py [--size 100M|1.1B] [--mesh 1,4,1] [--length 256] [--rows 1] [--recompute]
+    python bench/parallel_memory.py [--size 20M|100M|1.1B] [--mesh 1,4,1] [--length 256] [--rows 1] [--recompute]
 
 A step is taken twice on a mesh replicate,shard,tensor, in fp32 with AdamW.  Each process takes a step of a small model
 first, so that code and work space of libraries are there before; what is in memory then is taken off.  The peak is of
@@ -28,6 +28,7 @@ from triptych.train.parallel.settings import ParallelSettings
 
 SIZES = {  # width, hidden width, blocks, heads, key/value heads, vocabulary
     "small": (64, 128, 2, 4, 4, 512),
+    "20M": (384, 1024, 6, 6, 2, 8192),
     "100M": (768, 2048, 12, 12, 4, 16_384),
     "1.1B": (2048, 5632, 22, 32, 4, 32_000),
 }
@@ -65,8 +66,8 @@ def in_memory(name: str) -> int:
     return 1024 * int(line.split()[0])
 
 
-def steps(size: str, options: argparse.Namespace, ranks: MeshRanks) -> int:
-    """The most memory during two steps."""
+def steps(size: str, options: argparse.Namespace, ranks: MeshRanks) -> tuple[int, int]:
+    """What is in memory before two steps, and the most during them."""
     module = nn.new(spec_of(size, options.length), 0)
     ranks.distribute(module)
     rows = options.rows * ranks.settings.readers
@@ -75,9 +76,10 @@ def steps(size: str, options: argparse.Namespace, ranks: MeshRanks) -> int:
     trainer = Trainer(module, FixedRows(rows, options.length, SIZES[size][-1]), optimizer, Schedule(), run, ranks=ranks)
     machine.give_back_memory()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    made = in_memory("VmRSS")
     trainer.step()
     trainer.step()
-    return in_memory("VmHWM")
+    return made, in_memory("VmHWM")
 
 
 def measured(index: int, options: argparse.Namespace, mesh: Mesh, store: str) -> None:
@@ -88,13 +90,14 @@ def measured(index: int, options: argparse.Namespace, mesh: Mesh, store: str) ->
     steps("small", options, ranks)
     machine.give_back_memory()
     before = in_memory("VmRSS")
-    peak = steps(options.size, options, ranks) - before
+    made, peak = (nbytes - before for nbytes in steps(options.size, options, ranks))
     model = DividedModel(spec_of(options.size, options.length), mesh.tensor)
     memory = model.memory(mesh, TrainingStep(options.length, rows=options.rows, recompute=options.recompute))
     if index == 0:
         print(f"{options.size}, {mesh}, {options.rows} rows of {options.length} tokens a process, fp32, AdamW")
         print(", ".join(f"{name} {nbytes / 1e6:,.0f} MB" for name, nbytes in memory.to_dict().items()), flush=True)
-    for line in ranks.texts(f"rank {index}: measured {peak / 1e6:,.0f} MB, {peak / memory.peak:.0%} of the predicted"):
+    own = f"rank {index}: {made / 1e6:,.0f} MB before the steps, {peak / 1e6:,.0f} MB at the peak, "
+    for line in ranks.texts(f"{own}{peak / memory.peak:.0%} of the predicted"):
         if index == 0:
             print(line)
     dist.destroy_process_group()

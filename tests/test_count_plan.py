@@ -148,7 +148,7 @@ def test_the_command_prints_tables_that_a_recipe_takes(tmp_path: Path, capsys: C
     assert ParallelSettings(**recipe["parallel"]).processes == 8
     assert RunSettings(**recipe["run"], steps=1).rows == 32
     assert recipe["optimizer"] == {"name": "muon"}
-    assert "gradients, summed among replicas" in out
+    assert "gradients, summed among shards" in out
     rates = ["--flops", "400T", "--bandwidth", "300G", "--per-node", "4", "--between", "50G", "--json"]
     result = json.loads(said([*argv, *rates], capsys)[0])
     expected: TrainingPlan = plan(

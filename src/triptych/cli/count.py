@@ -77,19 +77,6 @@ def count(
     --between BYTES/S: With --per-node: bytes a second that a GPU sends to other machines, like 50G for 400 Gbit/s.
     --per-node N: With --between: GPUs of a machine.
     """
-    if train:
-        asked = PlanOptions(
-            gpus, memory, length, batch, precision or "bf16", optimizer or "adamw", flops, bandwidth, between, per_node
-        )
-        left: dict[str, object] = {
-            "--context": context,
-            "--dtype": None if dtype == "fp16" else dtype,
-            "--cache-dtype": cache_dtype,
-        }
-        left |= {"--speed": speed or None, "--read": read, "--matmul": matmul}
-        _refuse(left, "is not for --train; leave it out")
-        show_plan(header_of(model, ignore or (), offline=offline).spec, asked, as_json=as_json)
-        return
     plans: dict[str, object] = {
         "--gpus": gpus,
         "--memory": memory,
@@ -98,6 +85,14 @@ def count(
         "--optimizer": optimizer,
     }
     plans |= {"--flops": flops, "--bandwidth": bandwidth, "--between": between, "--per-node": per_node}
+    inference: dict[str, object] = {"--context": context, "--dtype": dtype if dtype != "fp16" else None}
+    inference |= {"--cache-dtype": cache_dtype, "--speed": speed or None, "--read": read, "--matmul": matmul}
+    if train:
+        _refuse(inference, "is not for --train; leave it out")
+        cluster = flops, bandwidth, between, per_node
+        asked = PlanOptions(gpus, memory, length, batch, precision or "bf16", optimizer or "adamw", *cluster)
+        show_plan(header_of(model, ignore or (), offline=offline).spec, asked, as_json=as_json)
+        return
     _refuse(plans, "is for --train; give both, or leave it out")
     batch = batch or 1
     from triptych.count import DTYPES, predict
