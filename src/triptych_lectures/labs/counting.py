@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,8 +60,7 @@ class _Counter(TorchDispatchMode):
     """Sees every operation of torch that runs inside it."""
 
     def __init__(self) -> None:
-        construct: Callable[[], None] = super().__init__  # torch's own has no annotation
-        construct()
+        cast("Callable[[], None]", super().__init__)()  # torch's own has no annotation
 
 
 class _Reads(_Counter):
