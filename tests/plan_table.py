@@ -1,6 +1,6 @@
 """The table of `docs/concepts/planning.md`: `python tests/plan_table.py` prints it."""
 
-from triptych.count import Rates, TrainingPlan, plan
+from triptych.count import ClusterRates, TrainingPlan, plan
 from triptych.errors import InputError
 from triptych.families import read_config
 from triptych.families.named_configs import NAMED
@@ -8,7 +8,7 @@ from triptych.families.named_configs import NAMED
 MODELS = ("qwen3-4b", "llama-7b", "qwen2.5-72b")
 GPUS = (8, 64, 256, 1024)
 ROWS, LENGTH, MEMORY = 1024, 4096, 80e9
-RATES = Rates(flops=400e12, bandwidth=300e9, between=50e9, per_node=8)
+RATES = ClusterRates(flops=400e12, bandwidth=300e9, between=50e9, per_node=8)
 COLUMNS = (
     "model", "GPUs", "replicate x shard x tensor", "micro-batches x rows", "recompute", "GB of each", "GB sent by each",
     "seconds", "sending",

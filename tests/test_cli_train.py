@@ -294,7 +294,7 @@ def test_starting_over_deletes_before_it_writes(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Checkpoints, "save", stop)
+    monkeypatch.setattr(Checkpoints, "write", stop)
     said(argv, capsys, code=130)
     assert files(tmp_path / "run") == set()
 

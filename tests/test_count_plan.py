@@ -11,7 +11,7 @@ import pytest
 
 import plan_table
 from cli_models import Captured, refused, said
-from triptych.count import Mesh, Rates, TrainingPlan, TrainingStep, count, plan
+from triptych.count import ClusterRates, Mesh, TrainingPlan, TrainingStep, count, plan
 from triptych.count.divided import DividedModel
 from triptych.errors import ConfigError, InputError
 from triptych.families import read_config
@@ -24,7 +24,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256,
 }  # fmt: skip
 SPEC = read_config(LLAMA)
-RATES = Rates(flops=1e9, bandwidth=4e7, between=1e7, per_node=4)
+RATES = ClusterRates(flops=1e9, bandwidth=4e7, between=1e7, per_node=4)
 LENGTH = 64
 
 
@@ -42,7 +42,7 @@ def every(processes: int, rows: int, *, optimizer: Any = "adamw") -> list[tuple[
     return found
 
 
-def seconds(mesh: Mesh, step: TrainingStep, rates: Rates = RATES) -> float:
+def seconds(mesh: Mesh, step: TrainingStep, rates: ClusterRates = RATES) -> float:
     """The time of a step, written again: rings that leave a machine share what its processes send to others."""
     counts = count(SPEC)
     forward = counts.flops(LENGTH)
@@ -152,7 +152,7 @@ def test_the_command_prints_tables_that_a_recipe_takes(tmp_path: Path, capsys: C
     rates = ["--flops", "400T", "--bandwidth", "300G", "--per-node", "4", "--between", "50G", "--json"]
     result = json.loads(said([*argv, *rates], capsys)[0])
     expected: TrainingPlan = plan(
-        SPEC, 8, 80e9, length=256, rows=32, optimizer="muon", rates=Rates(400e12, 300e9, 50e9, 4)
+        SPEC, 8, 80e9, length=256, rows=32, optimizer="muon", rates=ClusterRates(400e12, 300e9, 50e9, 4)
     )
     assert result == json.loads(json.dumps(expected.to_dict()))
     timed, _ = said([*argv, *rates[:-1]], capsys)

@@ -20,7 +20,7 @@ from hub_encoders import HUB
 from triptych import generate, measure, page, probe, quickstart, shards, text
 from triptych.check import check
 from triptych.checkpoints.convert import convert
-from triptych.count import Rates, count, plan, predict
+from triptych.count import ClusterRates, count, plan, predict
 from triptych.draw import draw
 from triptych.errors import InputError, TriptychError
 from triptych.evaluate import perplexity
@@ -104,7 +104,7 @@ def names(folder: Path) -> dict[str, Any]:
         "out": folder, "notes": folder / "notes", "llama": {**cli_models.LLAMA, "vocab_size": 40},
         **broken, "copied": folder / "copied",
         "q4": torch.ones(1, 2, 4, 8), "quantized": quantized, "busy": busy, "convert": convert, "forbid": forbid,
-        "count": count, "draw": draw, "predict": predict, "plan": plan, "Rates": Rates,
+        "count": count, "draw": draw, "predict": predict, "plan": plan, "ClusterRates": ClusterRates,
         "live_page": live_page, "explain": explain, "worked": worked,
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize, "image": image,
         "bench": measure.bench, "page": page, "text": text, "scenes": scenes, "digit_recordings": digit_recordings,

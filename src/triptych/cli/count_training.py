@@ -54,13 +54,13 @@ LENGTH = 4096
 
 def show_plan(spec: ModelSpec, options: PlanOptions, *, as_json: bool) -> None:
     """Print the plan and the recipe's tables that follow from it."""
-    from triptych.count import Rates, plan
+    from triptych.count import ClusterRates, plan
 
     if options.gpus is None or options.memory is None:
         raise typer.BadParameter("--train needs --gpus N and --memory BYTES of each, like --gpus 8 --memory 80G")
     rates = None
     if options.flops is not None and options.bandwidth is not None:
-        rates = Rates(options.flops, options.bandwidth, options.between, options.per_node)
+        rates = ClusterRates(options.flops, options.bandwidth, options.between, options.per_node)
     elif (options.flops, options.bandwidth, options.between, options.per_node) != (None,) * 4:
         raise typer.BadParameter("a time follows from --flops and --bandwidth together; give both")
     length = options.length or min(spec.context or LENGTH, LENGTH)

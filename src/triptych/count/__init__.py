@@ -3,7 +3,7 @@
 from .activations import activation_numbers, visible
 from .counts import DTYPES, PARTS, Count, Prediction, count, predict, read_in_a_step
 from .divided import Mesh, RankMemory, SentBytes, TrainingStep
-from .plan import Rates, TrainingPlan, plan
+from .plan import ClusterRates, TrainingPlan, plan
 from .training import (
     MAX_LOGITS,
     OF_A_LOGIT,
@@ -18,11 +18,11 @@ __all__ = [
     "MAX_LOGITS",
     "OF_A_LOGIT",
     "PARTS",
+    "ClusterRates",
     "Count",
     "Mesh",
     "Prediction",
     "RankMemory",
-    "Rates",
     "SentBytes",
     "TrainingMemory",
     "TrainingPlan",

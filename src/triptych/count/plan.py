@@ -20,7 +20,7 @@ MOST_PROCESSES = 1 << 14  # that a plan may have, and to which one that does not
 
 
 @dataclass(frozen=True)
-class Rates:
+class ClusterRates:
     """What a cluster does in a second.
 
     flops       matmul FLOPs of a process.
@@ -59,7 +59,7 @@ class TrainingPlan:
     """A step of `rows` rows on `mesh`, whose processes each compute `step`.
 
     compute_seconds   what the matmuls of a process take, and
-    sent_seconds      what it sends, by the kinds of `SentBytes`; None without `Rates`.
+    sent_seconds      what it sends, by the kinds of `SentBytes`; None without `ClusterRates`.
     """
 
     mesh: Mesh
@@ -97,7 +97,7 @@ class TrainingPlan:
 def plan(
     spec: ModelSpec, processes: int, memory: float, *, length: int, rows: int | None = None,
     precision: Literal["bf16", "fp32"] = "bf16", optimizer: Literal["adamw", "muon"] = "adamw",
-    rates: Rates | None = None,
+    rates: ClusterRates | None = None,
 ) -> TrainingPlan:  # fmt: skip
     """How `processes` that have `memory` bytes each train `spec` on steps of `rows` rows of `length` tokens, a row for
     each process when None; an encoder-decoder's encoder reads as many.  Nine tenths of the memory are used.
@@ -114,7 +114,7 @@ def plan(
     rows = processes if rows is None else integer("rows", rows, 1)
     if rates is not None:
         rates.check(processes)
-    search = _Search(spec, integer("length", length, 1), precision == "bf16", optimizer)
+    search = _PlanSearch(spec, integer("length", length, 1), precision == "bf16", optimizer)
     fitting = [one for one in search.plans(processes, rows) if one.memory.peak <= (1.0 - FREE) * memory]
     if not fitting:
         raise InputError(search.refusal(processes, rows, memory))
@@ -124,7 +124,7 @@ def plan(
     return min((_timed(one, flops[one.step.recompute], rates) for one in fitting), key=lambda one: one.seconds or 0.0)
 
 
-class _Search:
+class _PlanSearch:
     """The plans for steps of one model."""
 
     def __init__(self, spec: ModelSpec, length: int, bf16: bool, optimizer: Literal["adamw", "muon"]) -> None:
@@ -198,7 +198,7 @@ def _row_flops(spec: ModelSpec, step: TrainingStep) -> int:
     return counts.training_flops(step.length, source=step.source) + again
 
 
-def _timed(one: TrainingPlan, row_flops: int, rates: Rates) -> TrainingPlan:
+def _timed(one: TrainingPlan, row_flops: int, rates: ClusterRates) -> TrainingPlan:
     mesh, step = one.mesh, one.step
     compute = step.accumulate * step.rows * row_flops / mesh.tensor / rates.flops
     shard = rates.sending(mesh.shard, mesh.tensor)

@@ -19,7 +19,7 @@ FEW = 1000  # numbers of a weight that are compared between processes
 
 
 @dataclass(frozen=True)
-class Block:
+class WeightBlock:
     """A part of a weight: a range of each of its dimensions."""
 
     ranges: tuple[slice, ...]
@@ -48,7 +48,7 @@ class Holders:
     def count(self) -> int:
         return self.shard * self.tensor
 
-    def block(self, shape: Sequence[int], divided: int | None, holder: int) -> Block:
+    def block(self, shape: Sequence[int], divided: int | None, holder: int) -> WeightBlock:
         """What a holder has of a weight of this shape.
 
         A layer that is divided along dimension `divided` is cut evenly first; FSDP then cuts the rows as `torch.chunk`.
@@ -60,7 +60,7 @@ class Holders:
             bounds[divided] = slice(t * part, (t + 1) * part)
         first, rows = bounds[0].start, bounds[0].stop - bounds[0].start
         own = shard_rows(rows, self.shard, s)
-        return Block((slice(first + own.start, first + own.stop), *bounds[1:]))
+        return WeightBlock((slice(first + own.start, first + own.stop), *bounds[1:]))
 
     def once(self, divided: int | None) -> range:
         """The holders whose blocks make up a weight, each number of it once."""
