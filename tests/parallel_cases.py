@@ -40,7 +40,7 @@ from triptych.train import (
     teacher_store,
 )
 from triptych.train.base_model import unfilled
-from triptych.train.objectives import TokenMasking
+from triptych.train.objectives import TokenMasking, TrainingBatch
 from triptych.train.parallel.mesh import MeshRanks
 from triptych.train.parallel.settings import ParallelSettings
 from triptych.train.parallel.start import check_agreement
@@ -157,6 +157,14 @@ def gradients(
 ) -> dict[str, Any]:  # fmt: skip
     module = module_of(kind, getattr(torch, dtype), changes=changes)
     return first_step(trainer_of(ranks, module, rows_of(kind, lengths, untrained), **options))
+
+
+def gradients_in_parts(ranks: Ranks, kind: str, lengths: Sequence[int], **options: Any) -> dict[str, Any]:
+    """`gradients`, with the logits of three tokens in memory at a time."""
+    nats = TrainingBatch.nats
+    few = patch.object(TrainingBatch, "nats", lambda batch, module, _, random: nats(batch, module, 3 * V, random))
+    with few:
+        return gradients(ranks, kind, lengths, **options)
 
 
 def losses(ranks: Ranks, kind: str, lengths: Sequence[int], steps: int, rows: int, **options: Any) -> list[float]:

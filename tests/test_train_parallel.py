@@ -69,6 +69,15 @@ def test_gradients_are_those_of_one_process(two: Processes, kind: str, mesh: Mes
 
 
 @pytest.mark.parametrize("mesh", TWO, ids=str)
+def test_a_loss_in_parts_has_the_same_gradients(two: Processes, mesh: Mesh) -> None:
+    """Those of embeddings, head and blocks; the logits of three tokens are in memory at a time."""
+    for kind in ("gpt2", "llama", "t5"):
+        alone = assert_equal_steps(two, mesh, "gradients_in_parts", 1e-12, kind=kind, lengths=RAGGED)
+        whole = parallel_cases.gradients(ALONE, kind, RAGGED)
+        assert largest_difference(alone["gradients"], whole["gradients"]) < 1e-12
+
+
+@pytest.mark.parametrize("mesh", TWO, ids=str)
 @pytest.mark.parametrize("kind", list(DROPOUT))
 def test_dropout_is_that_of_one_process(two: Processes, kind: str, mesh: Mesh) -> None:
     plain = parallel_cases.gradients(ALONE, kind, RAGGED)

@@ -16,7 +16,7 @@ from typing import Literal
 from triptych.spec import LayerNormSpec, LinearSpec, LMHeadSpec, MaskedLMHeadSpec, ModelSpec, MoESpec, RMSNormSpec
 from triptych.spec.division import gathered_parts, own_part, shard_rows
 from triptych.spec.parts import BlockSpec, EmbedSpec, ParallelBlockSpec
-from .training import MAX_LOGITS, TrainingMemory, TrainingRow, activation_bytes
+from .training import TrainingMemory, TrainingRow, activation_bytes
 
 FP32, BF16 = 4, 2  # bytes of a number; weights, gradients and the optimizer's state are fp32
 AT_ONCE = 2  # blocks that are whole at a time: the one that computes, and the next one, which is on its way
@@ -197,8 +197,7 @@ class DividedModel:
             times = 2 if product and step.recompute and name not in self._summed_once else 1
             total += (BF16 if product and step.bf16 else FP32) * times * vectors * width
         if self._divides_vocabulary:
-            times = 2 if tokens > MAX_LOGITS // self.spec.vocab else 1  # logits of parts are computed again
-            total += FP32 * OF_A_LOSS * times * tokens
+            total += FP32 * OF_A_LOSS * tokens
         return total
 
     @cached_property
