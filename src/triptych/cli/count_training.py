@@ -27,10 +27,10 @@ _SENT = {
 
 def amount(typed: str) -> float:
     """The parser of 80G, 1.5T or 400000000."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", typed)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", typed)
+    if match is None or not float(match[1]):
         raise typer.BadParameter(f"{typed!r} is no number above 0 with K, M, G, T or P, like 80G")
-    return float(found[1]) * _PREFIXES[found[2]]
+    return float(match[1]) * _PREFIXES[match[2]]
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ def show_plan(spec: ModelSpec, options: PlanOptions, *, as_json: bool) -> None:
     length = options.length or min(spec.context or LENGTH, LENGTH)
     if spec.context and length > spec.context:
         screen.note(f"--length {length:,} is beyond the {spec.context:,} positions that this model reads")
-    found = plan(
+    proposed = plan(
         spec, options.gpus, options.memory, length=length, rows=options.rows, precision=options.precision,
         optimizer=options.optimizer, rates=rates,
     )  # fmt: skip
     if as_json:
-        screen.result(found.to_dict())
+        screen.result(proposed.to_dict())
         return
-    _show_memory(found)
-    _show_sent(found)
-    print("\n".join(_tables(found.recipe())))
+    _show_memory(proposed)
+    _show_sent(proposed)
+    print("\n".join(_tables(proposed.recipe())))
 
 
 def _show_memory(plan: TrainingPlan) -> None:
